@@ -122,7 +122,8 @@ pub struct Left {
 pub fn quantized_node(graph: &Graph) -> Option<&Node> {
     let quantizes = |n: &&Node| {
         let name = n.op.name();
-        name.ends_with("QuantizeLinear") || name.ends_with("Integer") || name.starts_with("QLinear")
+        let converts = name.ends_with("QuantizeLinear") || name == "DequantizeLinear";
+        converts || name.ends_with("Integer") || name.starts_with("QLinear") || name == "QGemm"
     };
     graph.nodes().map(|(_, n)| n).find(quantizes)
 }

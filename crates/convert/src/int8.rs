@@ -119,6 +119,9 @@ pub struct LayerReport {
     pub range: (f32, f32),
     /// Shape of the weights; empty for layers without weights.
     pub shape: Vec<usize>,
+    /// Whether the weights make up for errors ([`Options::compensate`]), else they are the nearest
+    /// ones; `None` without weights.
+    pub compensated: Option<bool>,
     /// Signal-to-noise ratio of the weights in dB, and the output channel with the lowest one.
     pub weights_snr: Option<f64>,
     pub worst_weights: Option<Channel>,
@@ -180,9 +183,10 @@ pub fn quantize(
         .as_ref()
         .map(|g| external_files(&path, g))
         .unwrap_or_default();
-    upgrade::upgrade(&mut model, &graph)?;
+    walk::fold_constants(&mut graph)?;
     let placement = Placement::of(&graph, &options.keep_float)?;
     check_model(&path, &graph, &placement, options)?;
+    upgrade::upgrade(&mut model, &graph)?;
     check_set(&graph, set)?;
     let mut job = Job::new(&graph, &placement, options)?;
     job.equalize(set, open, tell)?;

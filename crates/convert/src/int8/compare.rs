@@ -1,6 +1,7 @@
 //! Compares the quantized model with the float one: signal-to-noise ratios of layers and outputs.
 
 use super::observe::{Seen, Watched, floats};
+use super::rounding::Layout;
 use super::{CalibrationSet, Open, Step, Tell};
 use std::collections::BTreeMap;
 use transformer_lite::unstable::error::Result;
@@ -127,42 +128,43 @@ pub(super) struct Compared {
     pub outputs: Vec<OutputNoise>,
 }
 
-/// Runs both models over the first `items` of the set. `values` are watched in both, by name.
+/// A value that is watched, and whether its channels are at axis 1; else they are at the last one.
+pub(super) type Layered = (String, bool);
+
+/// Runs the models over the first `items` of the set. `values` are compared between `folded` and
+/// `quantized`, by name; outputs between the source and `quantized`.
 pub(super) fn compare(
-    (float, quantized): (&Graph, Graph),
-    values: &[String],
+    (source, folded, quantized): (&Graph, &Graph, Graph),
+    values: &[Layered],
     (set, items): (&CalibrationSet<'_>, usize),
     open: &Open<'_>,
     tell: Tell<'_>,
 ) -> Result<Compared> {
-    let outputs: Vec<String> = float
+    let outputs: Vec<String> = source
         .outputs()
         .iter()
-        .map(|v| float.value(*v).name.clone())
+        .map(|v| source.value(*v).name.clone())
         .collect();
+    let names: Vec<String> = values.iter().map(|(name, _)| name.clone()).collect();
     let mut noise: BTreeMap<String, Noise> = BTreeMap::new();
     let mut ratios = vec![Ratios::default(); outputs.len()];
     let items = items.min(set.names.len());
-    let mut left = Watched::new(float.clone(), values, open)?;
-    let mut right = Watched::new(quantized, values, open)?;
+    let mut original = Watched::new(source.clone(), &[], open)?;
+    let mut left = Watched::new(folded.clone(), &names, open)?;
+    let mut right = Watched::new(quantized, &names, open)?;
     for i in 0..items {
         tell(Step::Compare, i, items);
         let (float, quantized) = (left.run(set, i)?, right.run(set, i)?);
-        for name in values {
+        for (name, second) in values {
             if let Some((f, q, shape)) = pair(&float, &quantized, name)? {
-                let axis = if shape.len() > 2 && shape.len() != 3 {
-                    1
-                } else {
-                    shape.len().saturating_sub(1)
-                };
-                let inner = shape.iter().skip(axis + 1).product::<usize>().max(1);
-                let channels = shape.get(axis).copied().unwrap_or(1).max(1);
-                let of = |i: usize| i / inner % channels;
+                let layout = Layout::of(&shape, *second);
+                let of = |i: usize| layout.place(i).0;
                 noise.entry(name.clone()).or_default().add(&f, &q, of);
             }
         }
+        let exact = original.run(set, i)?;
         for (name, found) in outputs.iter().zip(&mut ratios) {
-            if let Some(pair) = pair(&float, &quantized, name)? {
+            if let Some(pair) = pair(&exact, &quantized, name)? {
                 found.add(&pair);
             }
         }

@@ -60,12 +60,23 @@ fn part(graph: &Graph, layer: &Layer, product: Option<&FloatProduct>) -> Part {
             if linear { Part::Link } else { Part::Other }
         }
         LayerKind::Mean | LayerKind::Move => match first.map(|n| n.op.name()) {
-            Some("AveragePool" | "GlobalAveragePool" | "MaxPool" | "GlobalMaxPool" | "Flatten") => Part::Link,
-            Some("Reshape" | "Squeeze") => Part::Link,
+            Some("AveragePool" | "GlobalAveragePool" | "MaxPool" | "GlobalMaxPool") => Part::Link,
+            Some("Flatten" | "Reshape" | "Squeeze") if keeps_channels(graph, layer) => Part::Link,
             _ => Part::Other,
         },
         _ => Part::Other,
     }
+}
+
+/// True if a layer that reshapes does not move elements to other channels: if the first two axes
+/// keep their sizes.
+fn keeps_channels(graph: &Graph, layer: &Layer) -> bool {
+    let first_two = |values: &[ValueId]| {
+        let fact = graph.value(*values.first()?).fact.as_ref()?;
+        fact.shape.0.get(..2).map(<[_]>::to_vec)
+    };
+    let (from, to) = (first_two(&layer.inputs), first_two(&layer.outputs));
+    from.is_some() && from == to
 }
 
 /// The streams of a graph whose channels can be rescaled.
@@ -115,16 +126,17 @@ pub(super) fn streams(
                 closed.insert(root);
             }
         }
+        // Bounds hold for channels as they are.
+        let clips = |id: &NodeId| graph.node(*id).is_some_and(|n| n.op.name() == "Clip");
+        if layer.nodes.iter().any(clips) {
+            closed.extend(layer.outputs.iter().map(|v| first(&joined, *v)));
+        }
         if parts.get(i) != Some(&Part::Product) {
             continue;
         }
-        let clips = |id: &NodeId| graph.node(*id).is_some_and(|n| n.op.name() == "Clip");
         for v in &layer.outputs {
             let root = first(&joined, *v);
             found.entry(root).or_default().producers.push(i);
-            if layer.nodes.iter().any(clips) {
-                closed.insert(root);
-            }
         }
         if let Some(x) = layer.inputs.first() {
             found.entry(first(&joined, *x)).or_default().readers.push(i);
@@ -156,9 +168,7 @@ fn open(
 fn sized(graph: &Graph, mut stream: Stream) -> Option<Stream> {
     let channels = |v: &ValueId| {
         let shape = &graph.value(*v).fact.as_ref()?.shape;
-        let size = shape.0.get(1)?.as_const()?;
-        // A flattened picture must have one element per channel.
-        usize::try_from(size).ok()
+        usize::try_from(shape.0.get(1)?.as_const()?).ok()
     };
     let mut sizes = stream.values.iter().map(channels);
     let size = sizes.next()??;
@@ -183,11 +193,14 @@ impl ChannelStats {
         }
     }
 
-    /// Adds a tensor of one item with `inner` contiguous elements per channel.
+    /// Adds a tensor of one item with `inner` contiguous elements per channel of a batch entry.
     pub fn add(&mut self, values: &[f32], inner: usize) {
-        for (part, (low, high)) in values.chunks(inner).zip(self.low.iter_mut().zip(&mut self.high)) {
-            *low += f64::from(part.iter().copied().fold(0.0, f32::min));
-            *high += f64::from(part.iter().copied().fold(0.0, f32::max));
+        for entry in values.chunks(inner.saturating_mul(self.low.len()).max(1)) {
+            let channels = entry.chunks(inner.max(1));
+            for (part, (low, high)) in channels.zip(self.low.iter_mut().zip(&mut self.high)) {
+                *low += f64::from(part.iter().copied().fold(0.0, f32::min));
+                *high += f64::from(part.iter().copied().fold(0.0, f32::max));
+            }
         }
     }
 }

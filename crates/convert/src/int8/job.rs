@@ -168,14 +168,24 @@ impl<'a> Job<'a> {
     ) -> Result<Summary> {
         let mut made = import(path)?;
         derive::derive(&mut made)?;
-        let outputs = self.placement.layers.iter().filter_map(|l| l.outputs.first());
-        let names: Vec<String> = outputs.map(|v| self.graph.value(*v).name.clone()).collect();
+        let layers = self.placement.layers.iter().zip(&self.floats);
+        let values = layers.filter_map(|(layer, product)| {
+            let value = self.graph.value(*layer.outputs.first()?);
+            // Where no weights tell, tensors with four axes and more are pictures.
+            let picture = value.fact.as_ref().is_some_and(|f| f.shape.rank() > 3);
+            let second = product.as_ref().map_or(picture, |p| p.form.convolves);
+            Some((value.name.clone(), second))
+        });
+        let values: Vec<_> = values.collect();
         let mut found = match self.options.compared {
             0 => Compared {
                 values: BTreeMap::new(),
                 outputs: Vec::new(),
             },
-            items => compare((&self.folded, made), &names, (set, items), open, tell)?,
+            items => {
+                let models = (self.graph, &self.folded, made);
+                compare(models, &values, (set, items), open, tell)?
+            }
         };
         for noise in &mut found.outputs {
             noise.last_layer = self.last_layer(&noise.name, &found.values);
@@ -257,6 +267,11 @@ impl<'a> Job<'a> {
             zero: affine.zero,
             range,
             shape: product.map(|p| p.form.shape.clone()).unwrap_or_default(),
+            compensated: self
+                .products
+                .get(i)
+                .and_then(Option::as_ref)
+                .map(|p| p.compensated),
             weights_snr: weights.as_ref().map(Noise::snr),
             worst_weights: weights.as_ref().and_then(Noise::worst),
             snr: noise.map(Noise::snr),

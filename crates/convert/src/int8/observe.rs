@@ -8,7 +8,7 @@ use super::{CalibrationSet, Open, Step, Tell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use transformer_lite::unstable::cancel::Cancel;
-use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::op::Op;
 use transformer_lite::unstable::graph::op::gemm::Gemm;
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
@@ -233,8 +233,8 @@ pub(super) fn floats<'t>(tensor: &'t HostTensor, name: &str) -> Result<std::borr
     read.map_err(|e| Error::caused(Stage::Quantize, format!("value \"{name}\""), e))
 }
 
-/// Fails if the set is empty, if an item has a different element type from its input, or if a float
-/// input has the same value throughout.
+/// Fails if the set is empty, or if each float input has the same value throughout. Items that are
+/// read for this must have the element types of their inputs.
 pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
     if set.names.is_empty() {
         return Err(Error::usage("--calibration", "the calibration set is empty"));
@@ -262,22 +262,19 @@ pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
                 *range = (range.0.min(*v), range.1.max(*v));
             }
         }
+        extremes.retain(|name, _| graph.input(name).is_some());
         // Usually the first item shows that values differ.
-        if extremes.values().all(|(low, high)| low < high) {
+        if extremes.is_empty() || extremes.values().any(|(low, high)| low < high) {
             return Ok(());
         }
     }
-    let same = extremes.iter().find(|(_, (low, high))| low == high);
-    let known = |name: &str| graph.input(name).is_some();
-    match same {
-        Some((name, (value, _))) if known(name) => {
-            let what = format!(
-                "input \"{name}\" is {value} throughout the calibration set; give items that resemble real inputs"
-            );
-            Err(Error::usage("--calibration", what).of_kind(ErrorKind::Usage))
-        }
-        _ => Ok(()),
-    }
+    let Some((name, (value, _))) = extremes.first_key_value() else {
+        return Ok(());
+    };
+    let what = format!(
+        "input \"{name}\" is {value} throughout the calibration set; give items that resemble real inputs"
+    );
+    Err(Error::usage("--calibration", what))
 }
 
 /// [`Named`] tensors of an item.

@@ -15,7 +15,7 @@ use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weight integers are from `-LARGEST` to `LARGEST`, so that the sum of two products fits 16 bits.
 pub(super) const LARGEST: i8 = 127;
-/// The smallest scale of weights, used for channels whose weights are all 0.
+/// The smallest scale of weights. Smaller weights become 0.
 const LEAST_SCALE: f32 = 1.0 / 16_777_216.0;
 /// The largest magnitude of bias integers. It leaves room for the sum of products.
 const LARGEST_BIAS: f64 = 1_073_741_824.0;
@@ -175,7 +175,7 @@ impl FloatProduct {
                     all.len(),
                     self.form.channels
                 );
-                Err(Error::other(Stage::Quantize, what))
+                Err(Error::internal(Stage::Quantize, what))
             }
         }
     }
@@ -296,6 +296,8 @@ pub(super) fn finite(graph: &Graph, node: &Node, v: ValueId, tensor: &HostTensor
 #[derive(Clone, Debug)]
 pub(super) struct IntProduct {
     pub codes: Vec<i8>,
+    /// The integers make up for errors; else they are the nearest ones.
+    pub compensated: bool,
     /// One scale, or one for each index of `axis`.
     pub scales: Vec<f32>,
     /// `None` for a single scale.
@@ -345,6 +347,7 @@ impl IntProduct {
         let codes = float.weights.iter().enumerate().map(code).collect();
         let mut out = Self {
             codes,
+            compensated: false,
             axis: (!per_tensor).then_some(form.axis),
             scales,
             bias: None,

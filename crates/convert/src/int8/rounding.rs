@@ -208,9 +208,10 @@ impl Moments {
         for group in &mut self.groups {
             let mut hessian = group.hessian.sum().to_vec();
             subtract(&mut hessian, &group.inputs, &group.inputs, self.total);
-            if let Ok(centered) = Hessian::from_sum(self.k, hessian, group.hessian.rows()) {
-                group.hessian = centered;
-            }
+            let Ok(centered) = Hessian::from_sum(self.k, hessian, group.hessian.rows()) else {
+                continue;
+            };
+            group.hessian = centered;
             subtract(&mut group.cross, &group.errors, &group.inputs, self.total);
         }
     }

@@ -33,8 +33,7 @@ impl Plan<'_> {
     /// The integers of all products.
     pub fn products(&self, set: &CalibrationSet<'_>, tell: Tell<'_>) -> Result<Vec<Option<IntProduct>>> {
         let options = self.options;
-        let stateless = self.folded.states().is_empty();
-        if stateless && (options.compensate || options.correct_bias) {
+        if options.compensate || options.correct_bias {
             return Sequence::new(self, set)?.run(tell);
         }
         (0..self.floats.len()).map(|i| self.nearest(i)).collect()
@@ -203,6 +202,7 @@ impl<'a> Sequence<'a> {
                 int = IntProduct::of(node, float, input, self.plan.options.per_tensor)?;
                 if let Some(codes) = moments.integers(float, &int) {
                     int.codes = codes;
+                    int.compensated = true;
                 }
             }
         }

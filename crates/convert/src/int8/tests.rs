@@ -1,3 +1,5 @@
+mod chains;
+
 use super::*;
 use std::path::PathBuf;
 use tempfile::TempDir;

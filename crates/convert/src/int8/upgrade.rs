@@ -5,9 +5,7 @@ use super::write::{int_tensor, scalar_tensor};
 use std::collections::HashSet;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::graph::Graph;
-use transformer_lite::unstable::graph::onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
-};
+use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, ModelProto, NodeProto, TensorProto};
 
 /// The oldest operator set of quantized models.
 pub(super) const OPSET: i64 = 13;
@@ -113,22 +111,10 @@ const UNCHANGED: &[(&[&str], i64)] = &[
             "Where",
             "Cosh",
             "Sinh",
-            "MatMulInteger",
         ],
         9,
     ),
-    (
-        &[
-            "IsInf",
-            "Mod",
-            "Slice",
-            "RoiAlign",
-            "ConvInteger",
-            "QLinearConv",
-            "QLinearMatMul",
-        ],
-        10,
-    ),
+    (&["IsInf", "Mod", "Slice", "RoiAlign"], 10),
     (
         &[
             "BitShift",
@@ -138,7 +124,6 @@ const UNCHANGED: &[(&[&str], i64)] = &[
             "Det",
             "GatherElements",
             "GatherND",
-            "Hardmax",
             "If",
             "Loop",
             "Pad",
@@ -176,7 +161,14 @@ pub(super) fn upgrade(model: &mut ModelProto, graph: &Graph) -> Result<()> {
     let Some(proto) = &mut model.graph else {
         return Ok(());
     };
-    let mut made = Vec::new();
+    let initializers = proto.initializer.iter().map(|t| &t.name);
+    let results = proto.node.iter().flat_map(|n| &n.output);
+    let inputs = proto.input.iter().map(|v| &v.name);
+    let names = initializers.chain(results).chain(inputs).cloned();
+    let mut made = Made {
+        used: names.collect(),
+        tensors: Vec::new(),
+    };
     for (i, node) in proto
         .node
         .iter_mut()
@@ -194,8 +186,7 @@ pub(super) fn upgrade(model: &mut ModelProto, graph: &Graph) -> Result<()> {
             change(node, i, graph, from, &mut made)?;
         }
     }
-    rename_apart(&mut made, proto);
-    proto.initializer.extend(made);
+    proto.initializer.extend(made.tensors);
     Ok(())
 }
 
@@ -215,15 +206,10 @@ fn refused(node: &NodeProto, from: i64) -> Error {
     Error::other(Stage::Quantize, what).of_kind(ErrorKind::Unsupported)
 }
 
-/// Renames new initializers whose names the file already uses.
-fn rename_apart(made: &mut [TensorProto], proto: &mut GraphProto) {
-    let used: HashSet<String> = proto.initializer.iter().map(|t| t.name.clone()).collect();
-    for t in made.iter_mut().filter(|t| used.contains(&t.name)) {
-        let old = std::mem::take(&mut t.name);
-        t.name = format!("{old}#");
-        let nodes = proto.node.iter_mut().flat_map(|n| n.input.iter_mut());
-        nodes.filter(|v| **v == old).for_each(|v| v.clone_from(&t.name));
-    }
+/// New initializers, and all names in the file.
+struct Made {
+    used: HashSet<String>,
+    tensors: Vec<TensorProto>,
 }
 
 /// Removes an attribute from a node and returns it.
@@ -233,23 +219,20 @@ fn take(node: &mut NodeProto, name: &str) -> Option<AttributeProto> {
 }
 
 /// Sets the operand at this position; missing operands before it count as omitted.
-fn put(node: &mut NodeProto, position: usize, tensor: TensorProto, made: &mut Vec<TensorProto>) {
+fn put(node: &mut NodeProto, position: usize, mut tensor: TensorProto, made: &mut Made) {
+    while !made.used.insert(tensor.name.clone()) {
+        tensor.name.push('#');
+    }
     if node.input.len() <= position {
         node.input.resize(position + 1, String::new());
     }
     if let Some(input) = node.input.get_mut(position) {
         input.clone_from(&tensor.name);
     }
-    made.push(tensor);
+    made.tensors.push(tensor);
 }
 
-fn change(
-    node: &mut NodeProto,
-    position: usize,
-    graph: &Graph,
-    from: i64,
-    made: &mut Vec<TensorProto>,
-) -> Result<()> {
+fn change(node: &mut NodeProto, position: usize, graph: &Graph, from: i64, made: &mut Made) -> Result<()> {
     // Attributes that became operands, with their positions.
     let lists: &[(&str, usize)] = match node.op_type.as_str() {
         "Squeeze" | "Unsqueeze" | "ReduceSum" => &[("axes", 1)],
@@ -285,7 +268,7 @@ fn change(
                 return Err(refused(node, from));
             }
         }
-        "Softmax" | "LogSoftmax" if along_last(node, graph) => {
+        "Hardmax" | "Softmax" | "LogSoftmax" if along_last(node, graph) => {
             take(node, "axis");
             node.attribute.push(AttributeProto {
                 name: "axis".to_owned(),
@@ -299,8 +282,8 @@ fn change(
     Ok(())
 }
 
-/// Before opset 13, `Softmax` joins the axes from `axis` on, 1 by default. True if that is only the
-/// last one.
+/// Before opset 13, `Softmax` and its kin join the axes from `axis` on, 1 by default. True if that
+/// is only the last one.
 fn along_last(node: &NodeProto, graph: &Graph) -> bool {
     let axis = node
         .attribute

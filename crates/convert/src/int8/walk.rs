@@ -2,9 +2,12 @@
 
 use super::CalibrationSet;
 use std::collections::HashMap;
+use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::interp::{Step, compute, steps};
-use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
+use transformer_lite::unstable::graph::{Edit, Graph, Node, NodeId, ValueId};
+use transformer_lite::unstable::shape::Fact;
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Maximum bytes of the values that are kept for all items. Items that do not fit are left out.
@@ -44,7 +47,12 @@ impl<'a> Walk<'a> {
     /// all items, for as many as fit, spread evenly over the set.
     pub fn items(&self, set: &CalibrationSet<'_>) -> Result<Vec<Live>> {
         let all = set.names.len();
-        let each = 2 * self.bytes(self.given(set, 0)?)?;
+        let mut largest = (0, 0);
+        for i in 0..all {
+            let elements: usize = self.given(set, i)?.values().map(HostTensor::len).sum();
+            largest = largest.max((elements, i));
+        }
+        let each = 2 * self.bytes(self.given(set, largest.1)?)?;
         let count = (ROOM / each.max(1)).clamp(1, all.max(1));
         (0..count).map(|i| self.given(set, i * all / count)).collect()
     }
@@ -84,6 +92,35 @@ impl<'a> Walk<'a> {
         let operands: Vec<_> = node.inputs.iter().map(operand).collect::<Result<_>>()?;
         compute(node, &operands, Stage::Quantize)
     }
+}
+
+/// Computes what depends on constants only, of any size, such as transposed weights.
+pub(super) fn fold_constants(graph: &mut Graph) -> Result<()> {
+    let order = steps(graph)?;
+    let mut folded = false;
+    for step in order {
+        let Some(node) = graph.node(step.node) else {
+            continue;
+        };
+        let operands: Option<Vec<_>> = node
+            .inputs
+            .iter()
+            .map(|v| v.map_or(Some(None), |v| constant(graph, v).map(Some)))
+            .collect();
+        let outputs = node.outputs.clone();
+        let known = outputs.iter().all(|v| constant(graph, *v).is_some());
+        let Some(operands) = operands.filter(|o| !o.is_empty() && !known && !node.op.runs_graphs()) else {
+            continue;
+        };
+        let results = compute(node, &operands, Stage::Quantize)?;
+        let mut edit = Edit::new(graph);
+        for (v, tensor) in outputs.into_iter().zip(results) {
+            edit.set_fact(v, Fact::of(Arc::new(tensor)));
+            edit.make_const(v);
+        }
+        folded = true;
+    }
+    if folded { derive(graph) } else { Ok(()) }
 }
 
 pub(super) fn constant(graph: &Graph, v: ValueId) -> Option<&HostTensor> {

@@ -439,12 +439,18 @@ fn zero(affine: Affine) -> f32 {
 
 /// Moves initializers from other files into the graph.
 fn embed(graph: &mut GraphProto, path: &Path) -> Result<()> {
+    let nested = graph.node.iter_mut().flat_map(|n| &mut n.attribute);
+    for graph in nested.filter_map(|a| a.g.as_mut()) {
+        embed(graph, path)?;
+    }
     let mut weights = Weights::new(path);
     for t in graph.initializer.iter_mut().filter(|t| t.data_location == 1) {
         let data = weights.tensor(t)?;
         let bytes = data.to_packed();
         let bytes =
             bytes.map_err(|e| Error::caused(Stage::Quantize, format!("initializer \"{}\"", t.name), e))?;
+        // Weights in panels are read as matrices.
+        t.dims = data.shape().iter().map(|n| num::signed(*n)).collect();
         t.raw_data = bytes.into_owned();
         t.external_data.clear();
         t.data_location = 0;

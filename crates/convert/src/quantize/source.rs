@@ -221,7 +221,14 @@ pub(crate) fn external_files(path: &Path, graph: &GraphProto) -> HashSet<PathBuf
         let parts = Path::new(location).components();
         parts.filter(|c| matches!(c, Component::Normal(_))).collect()
     };
-    locations.map(|e| folder.join(parts(&e.value))).collect()
+    let mut found: HashSet<PathBuf> = locations.map(|e| folder.join(parts(&e.value))).collect();
+    let nested = graph
+        .node
+        .iter()
+        .flat_map(|n| &n.attribute)
+        .filter_map(|a| a.g.as_ref());
+    nested.for_each(|graph| found.extend(external_files(path, graph)));
+    found
 }
 
 /// Copies the files beside the model, except its data, and syncs them to disk. The new model file

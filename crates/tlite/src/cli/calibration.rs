@@ -63,6 +63,11 @@ impl CalibrationOptions {
         self.calibration.as_deref()
     }
 
+    /// True if a type of activations is given.
+    pub fn has_float(&self) -> bool {
+        self.float.is_some()
+    }
+
     /// Where the model runs.
     pub fn device(&self) -> &DeviceOptions {
         &self.on

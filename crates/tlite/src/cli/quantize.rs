@@ -74,7 +74,7 @@ enum Format {
     E0m5,
     E0m6,
     E0m8,
-    /// Weights and activations in 8-bit integers; needs --calibration
+    /// 8-bit integer weights and activations; needs --calibration
     Int8,
 }
 
@@ -100,14 +100,14 @@ impl Format {
 /// with the largest errors; `--verbose` prints all. Run an interrupted command again to resume it.
 ///
 /// `--format int8` quantizes weights and activations of convolutional networks and encoders to
-/// 8-bit integers, in an ONNX model that other runtimes read, too (QDQ). MODEL and the output may
-/// then be .onnx files. For options, see --help.
+/// 8-bit integers. The result is an ONNX model in QDQ format, which other runtimes also read.
+/// `--help` lists its options.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite quantize [OPTIONS] --output OUT MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Model folder (model.onnx and its companion files); for int8 also an .onnx file
+    /// Model folder, or an .onnx file for int8
     model: PathBuf,
-    /// Output folder; must be empty or not exist yet; for int8 also an .onnx file
+    /// Output folder (empty or new); int8: or an .onnx file
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// How scales and biases are chosen [default: mse]
@@ -121,7 +121,7 @@ pub struct Args {
     /// Weight format, instead of --bits; or `int8`
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "bits")]
     format: Option<Format>,
-    /// Number of weights that share a scale [default: detected, else 128]
+    /// Weights that share a scale [default: detected, else 128]
     ///
     /// `channel` is one scale per column. The last group of a column may be shorter. By default,
     /// the group size of an existing quantization grid is detected (for example in a GGUF file
@@ -133,10 +133,10 @@ pub struct Args {
     /// 2, 3, 4, 5, 6 or 8. With --method mixed, this is their minimum.
     #[arg(long, value_name = "N", value_parser = width)]
     head_bits: Option<u32>,
-    /// Write a page that shows the errors of weights, or of layers for int8
+    /// Write an HTML report of the errors
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Write the same as JSON
+    /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     report_json: Option<PathBuf>,
     /// Print one JSON object instead of the table
@@ -189,6 +189,7 @@ impl Args {
             ("--method", self.method.is_some()),
             ("--group-size", self.group_size.is_some()),
             ("--head-bits", self.head_bits.is_some()),
+            ("--float", self.calibration.has_float()),
         ];
         let unused = match int8 {
             true => weights

@@ -29,15 +29,15 @@ use transformer_lite_convert::int8::{
 /// [`RangeMethod`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Ranges {
-    /// The smallest and largest value
+    /// Smallest and largest value
     MinMax,
-    /// Moving averages of the smallest and largest value of each item
+    /// Moving average of each item's smallest and largest value
     MovingAverage,
-    /// The range that holds most values; see --percentile
+    /// Range that holds a percentage of the values; see --percentile
     Percentile,
-    /// The range with the smallest mean squared error
+    /// Range with the smallest mean squared error
     Mse,
-    /// The range that changes the distribution of values least
+    /// Range that changes the distribution least (Kullback-Leibler divergence)
     Entropy,
 }
 
@@ -45,36 +45,36 @@ enum Ranges {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Options of --format int8")]
 pub struct Int8Args {
-    /// How ranges of activations are chosen [default: moving-average]
+    /// How activation ranges are chosen [default: moving-average]
     #[arg(long, value_enum, value_name = "NAME", hide_short_help = true)]
     ranges: Option<Ranges>,
     /// Percentage of the values that --ranges percentile keeps [default: 99.99]
     #[arg(long, value_name = "P", value_parser = percentage, hide_short_help = true, help_heading = ADVANCED)]
     percentile: Option<f64>,
-    /// Use one scale for each weight tensor, instead of one for each output channel
+    /// Use one scale per weight tensor instead of one per output channel
     #[arg(long, hide_short_help = true)]
     per_tensor: bool,
-    /// Use activations without a zero point
+    /// Quantize activations symmetrically (zero point 0)
     #[arg(long, hide_short_help = true)]
     symmetric: bool,
-    /// Do not rescale channels between layers first
+    /// Do not equalize channels between layers
     #[arg(long, hide_short_help = true)]
     no_equalization: bool,
-    /// Round weights to nearest, without compensating for errors
+    /// Round weights to nearest, without error compensation
     #[arg(long, hide_short_help = true)]
     no_compensation: bool,
-    /// Do not correct biases for the mean errors of rounding
+    /// Do not correct biases for mean quantization errors
     #[arg(long, hide_short_help = true)]
     no_bias_correction: bool,
-    /// Node that stays in floats; may be repeated
+    /// Keep this node in float; may be repeated
     ///
-    /// `*` stands for any characters. `tlite inspect --nodes` lists the names.
+    /// `*` matches any characters. `tlite inspect --nodes` lists the names.
     #[arg(long, value_name = "NODE", hide_short_help = true)]
     keep_float: Vec<String>,
-    /// Use at most N items of the calibration set, spread evenly [default: 128]
+    /// Use at most N calibration items, spread evenly over the set [default: 128]
     #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     calibration_items: Option<NonZeroUsize>,
-    /// Compare the result with the source on N items; 0 for no comparison [default: 32]
+    /// Compare the result with the float model on N items; 0 to skip [default: 32]
     #[arg(long, value_name = "N", value_parser = from_zero::<usize>, hide_short_help = true, help_heading = ADVANCED)]
     compare_items: Option<usize>,
 }
@@ -82,7 +82,7 @@ pub struct Int8Args {
 fn percentage(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(v) if v > 50.0 && v <= 100.0 => Ok(v),
-        _ => Err("must be a number above 50, up to 100".to_owned()),
+        _ => Err("must be a number above 50 and at most 100".to_owned()),
     }
 }
 
@@ -230,7 +230,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A ratio of one channel.
+/// A channel and its signal-to-noise ratio.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 struct ChannelRow {
     /// Index of the channel.
@@ -253,29 +253,33 @@ impl ChannelRow {
 struct LayerRow<'a> {
     /// Name of its first node.
     name: &'a str,
-    /// Operator of that node, and those of the nodes fused with it.
+    /// Operators of the layer: that of its first node, then those of the fused nodes.
     ops: &'a [String],
     /// `product`, `binary`, `mean`, `softmax`, `table` or `move`.
     kind: &'a str,
     /// Shape of the weights; empty for a layer without weights.
     shape: &'a [usize],
-    /// Scale of the result.
+    /// Scale of the layer's result.
     scale: f32,
-    /// Zero point of the result.
+    /// Zero point of the layer's result.
     zero_point: i32,
-    /// Smallest and largest result that is not clipped, before 0 is moved onto an integer.
+    /// Smallest and largest result that is not clipped, before the zero point is
+    /// rounded to an integer.
     range: [f32; 2],
-    /// Signal-to-noise ratio of the weights in dB.
+    /// True if the weights compensate for errors, false if they are rounded to nearest; null for a
+    /// layer without weights.
+    compensated: Option<bool>,
+    /// Signal-to-noise ratio (SNR) of the weights in dB; null for a layer without weights.
     weights_snr: Option<f64>,
-    /// The output channel whose weights have the lowest ratio.
+    /// Output channel whose weights have the lowest SNR.
     worst_weights: Option<ChannelRow>,
-    /// Signal-to-noise ratio of the result in dB, with the noise of earlier layers.
+    /// SNR of the result in dB, including the noise of earlier layers; null if not compared.
     snr: Option<f64>,
-    /// The channel of the result with the lowest ratio.
+    /// Channel of the result with the lowest SNR.
     worst: Option<ChannelRow>,
 }
 
-/// A node that stays in floats.
+/// A node kept in float.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 struct LeftNodeRow<'a> {
     /// Name of the node.
@@ -286,7 +290,7 @@ struct LeftNodeRow<'a> {
     reason: &'a str,
 }
 
-/// A layer before an output.
+/// One of the last quantized layers before an output.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 struct LastLayerRow<'a> {
     /// Its name in `layers`.
@@ -300,42 +304,42 @@ struct LastLayerRow<'a> {
 struct OutputRow<'a> {
     /// Name of the output.
     name: &'a str,
-    /// Median of the signal-to-noise ratios of the compared items in dB.
+    /// Median SNR of the compared items in dB.
     median_snr: f64,
-    /// Lowest ratio of an item.
+    /// Lowest SNR of a compared item in dB.
     lowest_snr: f64,
-    /// Items whose largest element is at the same position as in the float model; null if the
-    /// output has several rows.
+    /// Number of compared items whose largest element is at the same position as in the float
+    /// model; null if the output has several rows.
     same_largest: Option<usize>,
-    /// Of the quantized layers from which the output is computed without another one in between,
-    /// the one with the lowest ratio.
+    /// Layer with the lowest SNR among the last quantized layers before the output (no other
+    /// quantized layer in between).
     last_layer: Option<LastLayerRow<'a>>,
 }
 
 /// The object of `--json` and `--report-json` with `--format int8`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(in crate::cli) struct Int8Report<'a> {
-    /// How ranges of activations were chosen.
+    /// Method that chose the activation ranges.
     ranges: &'a str,
-    /// Weights have one scale per tensor, else one per output channel.
+    /// True if weights have one scale per tensor, false if one per output channel.
     per_tensor: bool,
-    /// Activations have the zero point 0.
+    /// True if the zero point of all activations is 0.
     symmetric: bool,
-    /// Tensors, or groups of tensors with residual connections, that were equalized.
+    /// Number of equalized tensors; tensors joined by residual connections count as one.
     equalized: usize,
-    /// Items of the calibration set that were used.
+    /// Number of calibration items used.
     items: usize,
-    /// Items on which the result was compared with the source.
+    /// Number of items on which the result was compared with the float model.
     compared: usize,
     /// Quantized layers.
     layers: Vec<LayerRow<'a>>,
-    /// Nodes that stay in floats.
+    /// Nodes kept in float.
     left: Vec<LeftNodeRow<'a>>,
-    /// Noise of the outputs.
+    /// Noise of each output.
     outputs: Vec<OutputRow<'a>>,
-    /// Bytes of the model before.
+    /// Bytes of the float model.
     bytes_before: u64,
-    /// Bytes of the model after.
+    /// Bytes of the int8 model.
     bytes_after: u64,
 }
 
@@ -349,6 +353,7 @@ impl<'a> Int8Report<'a> {
             scale: l.scale,
             zero_point: l.zero,
             range: [l.range.0, l.range.1],
+            compensated: l.compensated,
             weights_snr: l.weights_snr,
             worst_weights: ChannelRow::of(l.worst_weights),
             snr: l.snr,
@@ -390,8 +395,8 @@ const SHOWN: usize = 5;
 /// The ratio in dB below which a warning is printed. The noise of the outputs is then a third of
 /// their size.
 const POOR: f64 = 10.0;
-const ADVICE: &str = "use more calibration data that resembles real inputs, or use --keep-float for nodes \
-                      where the ratio drops (--verbose lists all layers)";
+const ADVICE: &str = "use more calibration data that resembles real inputs, or keep the nodes where \
+                      the ratio drops in float with --keep-float (--verbose shows all layers)";
 
 /// What is wrong with an output, or a part of it, with too much noise.
 fn poor(o: &OutputNoise) -> Option<String> {
@@ -399,13 +404,13 @@ fn poor(o: &OutputNoise) -> Option<String> {
     if o.median_snr < POOR {
         let snr = o.median_snr;
         return Some(format!(
-            "output {name}: a signal-to-noise ratio of {snr:.1} dB is low"
+            "output {name}: the median signal-to-noise ratio of {snr:.1} dB is low"
         ));
     }
     let layer = o.last_layer.as_ref().filter(|l| l.snr < POOR)?;
     Some(format!(
-        "output {name}: a part of it comes from {}, whose signal-to-noise ratio of {:.1} dB is low",
-        layer.name, layer.snr
+        "output {name}: the signal-to-noise ratio of one of its last layers is low: {:.1} dB in {}",
+        layer.snr, layer.name
     ))
 }
 
@@ -414,7 +419,7 @@ fn ratios(o: &OutputNoise, compared: usize) -> String {
     let mut out = format!("median SNR {:.1} dB, lowest {:.1} dB", o.median_snr, o.lowest_snr);
     if let Some(same) = o.same_largest {
         let items = count_text(compared, "item");
-        out.push_str(&format!("; same largest element for {same} of {items}"));
+        out.push_str(&format!("; same largest element in {same} of {items}"));
     }
     out
 }
@@ -440,7 +445,17 @@ fn weights(l: &LayerReport) -> String {
 }
 
 /// The scheme in words.
-fn scheme(options: &Options) -> String {
+fn scheme(options: &Options, s: &Summary) -> String {
+    let weights: Vec<bool> = s.layers.iter().filter_map(|l| l.compensated).collect();
+    let compensated = weights.iter().filter(|c| **c).count();
+    let rounded = match compensated {
+        0 => String::new(),
+        n if n == weights.len() => ", compensated weights".to_owned(),
+        n => format!(
+            ", compensated weights in {n} of {}",
+            count_text(weights.len(), "layer")
+        ),
+    };
     format!(
         "{} weights, {} activations, {} ranges{}{}{}",
         if options.per_tensor {
@@ -454,12 +469,8 @@ fn scheme(options: &Options) -> String {
             "asymmetric"
         },
         options.ranges.name(),
-        if options.equalize { ", equalized" } else { "" },
-        if options.compensate {
-            ", compensated weights"
-        } else {
-            ""
-        },
+        if s.equalized > 0 { ", equalized" } else { "" },
+        rounded,
         if options.correct_bias {
             ", corrected biases"
         } else {
@@ -506,7 +517,7 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
     if verbose {
         let lines = left
             .iter()
-            .map(|l| format!("in floats: {} {}: {}\n", l.op, l.name, l.reason));
+            .map(|l| format!("kept in float: {} {}: {}\n", l.op, l.name, l.reason));
         return lines.collect();
     }
     let mut reasons: Vec<(&str, Vec<&LeftNode>)> = Vec::new();
@@ -518,7 +529,7 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
     }
     let line = |(reason, nodes): &(&str, Vec<&LeftNode>)| {
         if let [only] = nodes.as_slice() {
-            return format!("in floats: {} {}: {reason}\n", only.op, only.name);
+            return format!("kept in float: {} {}: {reason}\n", only.op, only.name);
         }
         let mut ops: BTreeMap<&str, usize> = BTreeMap::new();
         nodes.iter().for_each(|n| *ops.entry(&n.op).or_default() += 1);
@@ -527,7 +538,7 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
         let more = if ops.len() > NAMED { ", ..." } else { "" };
         let ops: Vec<&str> = ops.iter().take(NAMED).map(|(op, _)| *op).collect();
         format!(
-            "in floats: {} nodes ({}{more}): {reason}\n",
+            "kept in float: {} nodes ({}{more}): {reason}\n",
             nodes.len(),
             ops.join(", ")
         )
@@ -561,10 +572,10 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
         out.push_str(&format!("output {}: {}\n", o.name, ratios(o, s.compared)));
     }
     out.push_str(&format!(
-        "{} quantized over {}: {}\n{} -> {}, written to {}\n",
+        "{} quantized with {}: {}\n{} -> {}, written to {}\n",
         count_text(all, "layer"),
         count_text(s.items, "calibration item"),
-        scheme(options),
+        scheme(options, s),
         size_text(s.bytes_before),
         size_text(s.bytes_after),
         task.output.display()
@@ -614,7 +625,7 @@ mod tests {
         ];
         assert_eq!(
             left_text(&left, false),
-            "in floats: Sqrt a: one\nin floats: 2 nodes (Add): two\n"
+            "kept in float: Sqrt a: one\nkept in float: 2 nodes (Add): two\n"
         );
         assert_eq!(left_text(&left, true).lines().count(), 3);
     }

@@ -13,7 +13,7 @@ use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Symbol};
 pub struct PictureArgs {
     /// Scale pictures to this size [default: that of the input]
     ///
-    /// If the input has no fixed size, the default is the size of the picture.
+    /// If the input has no fixed size, each picture keeps its own size.
     #[arg(long, value_name = "WxH", value_parser = size)]
     pub image_size: Option<(u32, u32)>,
     /// Round the picture's size up to a multiple of N
@@ -96,7 +96,7 @@ fn multiple(text: &str) -> Result<u32, String> {
 fn deviation(text: &str) -> Result<[f32; 3], String> {
     let values = triple(text)?;
     if values.contains(&0.0) {
-        return Err("must not be 0, since it divides".to_owned());
+        return Err("must not be 0".to_owned());
     }
     Ok(values)
 }
@@ -129,7 +129,7 @@ impl PictureArgs {
     pub fn suggestion(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
         let options = self.missing(input, outputs)?;
         Some(format!(
-            "this looks like an ImageNet classifier; most need {options}"
+            "this looks like an ImageNet classifier; most of them need {options}"
         ))
     }
 
@@ -137,8 +137,8 @@ impl PictureArgs {
     pub fn open_size(&self, input: &Fact) -> Option<&'static str> {
         let open = sides(input).is_some_and(|[h, w]| h.as_const().is_none() || w.as_const().is_none());
         (open && self.image_size.is_none()).then_some(
-            "the model takes pictures of any size, so each keeps its own; --image-size WxH scales them, \
-             which is faster and takes less memory if they are large",
+            "the model takes pictures of any size, so each keeps its own size; for large pictures, \
+             --image-size WxH saves time and memory",
         )
     }
 

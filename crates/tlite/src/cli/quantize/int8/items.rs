@@ -24,8 +24,8 @@ enum Source {
     Folder(PathBuf),
     /// A row of the first axis of a tensor for the only input.
     Row(usize),
-    /// A line of text, as tokens.
-    Tokens(Vec<u32>),
+    /// A line of text.
+    Line(String),
 }
 
 /// The items of a set, in order.
@@ -34,6 +34,8 @@ pub struct Items<'a> {
     inputs: Vec<(String, Fact)>,
     /// The tensor of [`Source::Row`].
     rows: Option<HostTensor>,
+    /// The tokenizer for [`Source::Line`].
+    tokenizer: Option<Tokenizer>,
     /// Names and sources.
     all: Vec<(String, Source)>,
     pictures: bool,
@@ -48,7 +50,7 @@ impl<'a> Items<'a> {
     /// set is given; the set is empty; the model has inputs that it cannot fill.
     pub fn find(graph: &Graph, task: &'a Task<'a>, at_most: usize) -> Result<Self> {
         let path = task.calibration.set().ok_or_else(|| {
-            refused("int8 needs a calibration set; give a folder or file of pictures, .npy files or text")
+            refused("--format int8 needs calibration data: pictures or .npy files (a file or a folder), or a text file")
         })?;
         let mut inputs = Vec::new();
         for v in graph.inputs() {
@@ -58,13 +60,14 @@ impl<'a> Items<'a> {
             task,
             inputs,
             rows: None,
+            tokenizer: None,
             all: Vec::new(),
             pictures: false,
         };
         if path.is_dir() {
             items.folder(path)?;
         } else if !path.exists() {
-            return Err(refused(format!("there is no file or folder {}", path.display())));
+            return Err(refused(format!("{} does not exist", path.display())));
         } else if path.extension().is_some_and(|e| e == "npy") {
             items.tensor(path)?;
         } else if files::is_picture(path) {
@@ -81,7 +84,7 @@ impl<'a> Items<'a> {
         items.pictures = items.all.iter().any(|i| is_picture(&i));
         if let Some((name, _)) = items.all.iter().find(|i| items.pictures && !is_picture(i)) {
             let what = format!(
-                "{} holds pictures, but also {name}; give one kind",
+                "{} holds pictures and also {name}; use either pictures or tensors",
                 path.display()
             );
             return Err(refused(what));
@@ -89,7 +92,7 @@ impl<'a> Items<'a> {
         if let Some(option) = task.pictures.given().filter(|_| !items.pictures) {
             return Err(Error::usage(
                 option,
-                "the calibration set has no pictures (.png or .jpg)",
+                "has no effect: the calibration set has no pictures (.png, .jpg)",
             ));
         }
         let found = items.all.len();
@@ -139,9 +142,9 @@ impl<'a> Items<'a> {
     fn nothing(&self, path: &Path) -> String {
         let (folder, path) = (path.is_dir(), path.display());
         match self.inputs.as_slice() {
-            _ if !folder => format!("{path} has no items"),
+            _ if !folder => format!("{path} has no calibration items"),
             [_] => format!("{path} has no pictures (.png, .jpg) or .npy files"),
-            _ => format!("{path} has no folders; expected one for each item, with NAME.npy for each input"),
+            _ => format!("{path} has no subfolders; expected one per item, with NAME.npy for each input"),
         }
     }
 
@@ -223,25 +226,27 @@ impl<'a> Items<'a> {
         };
         if !folder.join("tokenizer.json").exists() {
             let what = format!(
-                "{} is a text file, but there is no tokenizer.json beside the model",
+                "{} is a text file, but there is no tokenizer.json next to the model",
                 path.display()
             );
             return Err(refused(what));
         }
-        let tokenizer = Tokenizer::load(folder)?;
-        for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
-            let mut tokens = tokenizer.encode(line, true)?;
-            tokens.truncate(MAX_TOKENS);
-            self.all
-                .push((format!("{}:{}", path.display(), i + 1), Source::Tokens(tokens)));
-        }
+        self.tokenizer = Some(Tokenizer::load(folder)?);
+        let lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
+        let item = |(i, line): (usize, &str)| {
+            (
+                format!("{}:{}", path.display(), i + 1),
+                Source::Line(line.to_owned()),
+            )
+        };
+        self.all.extend(lines.map(item));
         Ok(())
     }
 
     /// The tensors of item `i`.
     pub fn read(&self, i: usize) -> Result<Item> {
         let Some((name, source)) = self.all.get(i) else {
-            return Err(Error::internal(Stage::Quantize, "an item beyond the last one"));
+            return Err(Error::internal(Stage::Quantize, "item index out of range"));
         };
         match source {
             Source::File(file) => {
@@ -262,7 +267,7 @@ impl<'a> Items<'a> {
             Source::Row(row) => {
                 let (input, _) = self.only_input()?;
                 let Some(all) = &self.rows else {
-                    return Err(Error::internal(Stage::Quantize, "rows of no tensor"));
+                    return Err(Error::internal(Stage::Quantize, "a row without a tensor"));
                 };
                 let failed = |e| Error::caused(Stage::Quantize, name.clone(), e);
                 let bytes = all.bytes().map_err(failed)?;
@@ -274,7 +279,14 @@ impl<'a> Items<'a> {
                 let tensor = HostTensor::from_bytes(all.dtype(), &shape, part).map_err(failed)?;
                 Ok(vec![(input.clone(), tensor)])
             }
-            Source::Tokens(tokens) => self.inputs.iter().map(|i| filled(i, tokens)).collect(),
+            Source::Line(line) => {
+                let Some(tokenizer) = &self.tokenizer else {
+                    return Err(Error::internal(Stage::Quantize, "a line without a tokenizer"));
+                };
+                let mut tokens = tokenizer.encode(line, true)?;
+                tokens.truncate(MAX_TOKENS);
+                self.inputs.iter().map(|i| filled(i, &tokens)).collect()
+            }
         }
     }
 }

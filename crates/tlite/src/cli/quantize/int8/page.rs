@@ -27,7 +27,7 @@ pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
         "<header>\n<p class=\"eyebrow\">tlite quantize</p>\n<h1>{}</h1>\n<p class=\"headline\">int8, {}</p>\n\
          <p class=\"hint origin\">{} &middot; <span class=\"mono\">{}</span></p>\n<dl class=\"cards\">\n",
         escaped(&title),
-        escaped(&scheme(options)),
+        escaped(&scheme(options, s)),
         now(),
         escaped(&command()),
     );
@@ -35,10 +35,10 @@ pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
     for o in &s.outputs {
         let mut more = format!("median; lowest {:.1} dB", o.lowest_snr);
         if let Some(same) = o.same_largest {
-            let _ = write!(more, "; same largest element for {same} of {}", s.compared);
+            let _ = write!(more, "; same largest element in {same} of {} items", s.compared);
         }
         if let Some(last) = &o.last_layer {
-            let _ = write!(more, "; its last layers: {:.1} dB or more", last.snr);
+            let _ = write!(more, "; lowest of its last layers: {:.1} dB", last.snr);
         }
         cards.push((
             format!("SNR of {}", o.name),
@@ -120,7 +120,7 @@ fn all(out: &mut String, s: &Summary) {
     }
     let _ = write!(
         out,
-        "<section class=\"panel\">\n<details open><summary>All {} layers</summary>\n<p class=\"hint\">In parentheses: the \
+        "<section class=\"panel\">\n<details open><summary>All {} layers</summary>\n<p class=\"hint\">The number in parentheses is the \
          channel.</p>\n<table class=\"sortable\">\n<thead><tr>",
         s.layers.len()
     );
