@@ -4,7 +4,7 @@
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
-// are not read.
+// are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -54,16 +54,24 @@
 #endif
 #define LOWEST -3.4028235e38f
 // Of vector r: its row, at most the last one, and its head.
-#define ROW(r) min(row0 + (r) / HEADS, p.rows - 1)
+#define ROW(r) min(row0 + (r) / HEADS, last_row)
 #define HEAD(r) (head0 + (r) % HEADS)
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
 // Number of keys that a row sees: the last rows stand at the places of the last keys.
+#ifdef HAS_TILES
+#define SEEN(row) (keys + (row) - tile_row)
+#else
 #define SEEN(row) (keys - p.rows + (row) + 1)
+#endif
 // Where a key lies, in rows of heads.
+#ifdef HAS_TILES
+#define PLACE(key) ((page + (key) % KEYS) * p.kv_heads + kv)
+#else
 #ifdef RING
 #define PLACE(key) (((key) % RING) * p.kv_heads + kv)
 #else
 #define PLACE(key) ((past + (key)) * p.kv_heads + kv)
+#endif
 #endif
 
 KERNEL {
@@ -74,8 +82,14 @@ KERNEL {
   __local VEC part_sum[WG];
   __local float part_total[WG];
 #endif
-  uint lid = get_local_id(0), head0 = get_group_id(0) * HEADS, row0 = get_group_id(1) * (VECTORS / HEADS);
-  uint keys = live_at(p.live_keys), kv = head0 / (p.heads / p.kv_heads);
+  uint lid = get_local_id(0), head0 = get_group_id(0) * HEADS, kv = head0 / (p.heads / p.kv_heads);
+#ifdef HAS_TILES
+  uint tile = get_group_id(1) / TILE_GROUPS * 4, tile_row = tiles_at(tile), row_end = tile_row + tiles_at(tile + 1);
+  uint row0 = tile_row + get_group_id(1) % TILE_GROUPS * (VECTORS / HEADS), table = tiles_at(tile + 2), keys = tiles_at(tile + 3);
+  uint last_row = max(row_end, 1u) - 1;
+#else
+  uint row0 = get_group_id(1) * (VECTORS / HEADS), row_end = p.rows, last_row = p.rows - 1, keys = live_at(p.live_keys);
+#endif
 #ifdef WINDOW
   // The first row of the group reaches back furthest.
   uint before = max(keys + row0 + 1, p.rows + WINDOW) - (p.rows + WINDOW);
@@ -90,6 +104,9 @@ KERNEL {
   // The last row of the group sees most.
   end = SEEN(ROW(VECTORS - 1));
 #endif
+#ifdef HAS_TILES
+  if (row0 >= row_end) end = 0;
+#endif
 #endif
   uint past = batch * p.keys;
   for (uint i = lid; i < VECTORS * DIM; i += WG)
@@ -103,6 +120,9 @@ KERNEL {
     total[i] = 0.0f;
   }
   for (uint first = begin; first < end; first += KEYS) {
+#ifdef HAS_TILES
+    uint page = pages_at(table + first / KEYS) * KEYS;
+#endif
     for (uint at = lid; at < KEYS * LANES; at += WG) {
       uint t = at / LANES, lane = at % LANES, row = PLACE(min(first + t, end - 1));
       VEC dots[VECTORS];
@@ -183,7 +203,7 @@ KERNEL {
 #endif
   for (uint i = 0; i < OWNED; i++) {
     uint r = OWN(i) / PARTS, part = OWN(i) % PARTS;
-    if (r >= VECTORS || row0 + r / HEADS >= p.rows) continue;
+    if (r >= VECTORS || row0 + r / HEADS >= row_end) continue;
 #ifdef SPLIT
     uint at = (get_group_id(2) * p.rows * p.heads + VECTOR(r)) * (PARTS + 1);
     PUT(at + part, sum[i]);

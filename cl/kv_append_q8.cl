@@ -1,5 +1,6 @@
 // Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
-// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. A work-group takes a row of DIM elements.
+// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. With places the rows of a token go to the one that they
+// name, or nowhere if that is negative. A work-group takes a row of DIM elements.
 #define PARTS (DIM / 4)
 
 KERNEL {
@@ -15,7 +16,13 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = 0; i < WG; i++) most = fmax(most, high[i]);
   float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+#ifdef HAS_PLACES
+  int token = places_at(row / p.heads);
+  if (token < 0) return;
+  uint place = (uint)token * p.heads + row % p.heads;
+#else
   uint place = (uint)live_at(p.start) + row;
+#endif
 #ifdef RING
   place %= RING;
 #endif

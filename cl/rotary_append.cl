@@ -1,6 +1,6 @@
 // The rotary embedding of queries and of new keys, and what an append does with these and with new values, at once. A work-item takes two
 // neighbours: of queries first, then of keys, then of values. Angles belong to rows; with NEIGHBOURS one is that
-// of two neighbours, and those behind the last angle stay. New rows go to `at` = live[start], even.
+// of two neighbours, and those behind the last angle stay. New rows go to `at` = live[start], even, or each to its place, if that is not negative.
 #ifdef NEIGHBOURS
 inline float2 turn(float2 v, float c, float s) { return (float2)(v.x * c - v.y * s, v.y * c + v.x * s); }
 
@@ -20,12 +20,19 @@ KERNEL {
     return;
   }
   i -= p.queries;
-  uint to = (uint)live_at(p.start);
+  if (i >= 2 * p.count) return;
+  uint at = i < p.count ? i : i - p.count;
+#ifdef HAS_PLACES
+  uint row = p.kv_heads * p.dim;
+  int place = places_at(at / row);
+  if (place < 0) return;
+  uint to = (uint)place * row + at % row;
+#else
+  uint to = (uint)live_at(p.start) + at;
+#endif
   if (i < p.count) {
     uint j = i % p.dim, angle = i / p.dim / p.kv_heads * p.angles;
-    keys_put2((to + i) / 2, TURNED(k, i, j, angle));
-    return;
-  }
-  i -= p.count;
-  if (i < p.count) values_put2((to + i) / 2, v_at2(i / 2));
+    keys_put2(to / 2, TURNED(k, i, j, angle));
+  } else
+    values_put2(to / 2, v_at2(at / 2));
 }

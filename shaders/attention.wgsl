@@ -4,7 +4,7 @@
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
-// are not read.
+// are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -52,6 +52,13 @@ var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
+#ifdef HAS_TILES
+// Number of keys that a row behind the first one of a tile sees, of those that this one sees.
+fn seen(keys: u32, row: u32) -> u32 { return keys + row; }
+
+// Where a key of a page lies, in rows of heads.
+fn place(page: u32, key: u32, kv: u32) -> u32 { return (page + key % KEYS) * p.kv_heads + kv; }
+#else
 // Number of keys that a row sees: the last rows stand at the places of the last keys.
 fn seen(keys: u32, row: u32) -> u32 { return keys - p.rows + row + 1u; }
 
@@ -63,13 +70,26 @@ fn place(past: u32, key: u32, kv: u32) -> u32 {
   return (past + key) * p.kv_heads + kv;
 #endif
 }
+#endif
 
 @compute @workgroup_size(WG)
 fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let head0 = group.x * HEADS;
+  let kv = head0 / (p.heads / p.kv_heads);
+#ifdef HAS_TILES
+  let tile_at = group.y / TILE_GROUPS * 4u;
+  let tile_row = u32(tiles_at(tile_at));
+  let row_end = tile_row + u32(tiles_at(tile_at + 1u));
+  let row0 = tile_row + group.y % TILE_GROUPS * (VECTORS / HEADS);
+  let table = u32(tiles_at(tile_at + 2u));
+  let keys = u32(tiles_at(tile_at + 3u));
+#else
+  let tile_row = 0u;
+  let row_end = p.rows;
   let row0 = group.y * (VECTORS / HEADS);
   let keys = u32(live_at(p.live_keys));
-  let kv = head0 / (p.heads / p.kv_heads);
+#endif
+  let last_row = max(row_end, 1u) - 1u;
 #ifdef WINDOW
   // The first row of the group reaches back furthest.
   let before = max(keys + row0 + 1u, p.rows + WINDOW) - (p.rows + WINDOW);
@@ -85,15 +105,22 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let begin = before;
 #ifdef CAUSAL
   // The last row of the group sees most.
-  let end = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, p.rows - 1u));
+  let sees_most = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, last_row) - tile_row);
+#ifdef HAS_TILES
+  let end = select(0u, sees_most, row0 < row_end);
+#else
+  let end = sees_most;
+#endif
 #else
   let end = keys;
 #endif
 #endif
+#ifndef HAS_TILES
   let past = batch * p.keys;
+#endif
   for (var i = lid; i < VECTORS * PARTS; i += WG) {
     let r = i / PARTS;
-    let row = min(row0 + r / HEADS, p.rows - 1u);
+    let row = min(row0 + r / HEADS, last_row);
     let at = ((batch * p.rows + row) * p.heads + head0 + r % HEADS) * PARTS + i % PARTS;
 #ifdef WIDE
     query[i] = q_at4(at) * p.scale;
@@ -114,6 +141,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   var sum: array<VEC, OWNED>;
   var total: array<f32, OWNED>;
   for (var first = begin; first < end; first += KEYS) {
+#ifdef HAS_TILES
+    let past = u32(pages_at(table + first / KEYS)) * KEYS;
+#endif
     for (var at = lid; at < KEYS * LANES; at += WG) {
       let t = at / LANES;
       let lane = at % LANES;
@@ -136,7 +166,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
 #endif
       let r = i / KEYS;
-      let row = min(row0 + r / HEADS, p.rows - 1u);
+      let row = min(row0 + r / HEADS, last_row);
 #ifdef HAS_MASK
       score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
 #endif
@@ -144,7 +174,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       if (key + p.rows + WINDOW < keys + row + 1u) { score = LOWEST; }
 #endif
 #ifdef CAUSAL
-      if (key >= seen(keys, row)) { score = LOWEST; }
+      if (key >= seen(keys, row - tile_row)) { score = LOWEST; }
 #endif
       weight[i] = select(LOWEST, score, first + t < end);
     }
@@ -203,7 +233,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let r = own(lid, i) / PARTS;
     let part = own(lid, i) % PARTS;
     let row = row0 + r / HEADS;
-    if (r < VECTORS && row < p.rows) {
+    if (r < VECTORS && row < row_end) {
       let vector = (batch * p.rows + row) * p.heads + head0 + r % HEADS;
 #ifdef SPLIT
       let at = (group.z * p.rows * p.heads + vector) * (PARTS + 1u);

@@ -1,5 +1,6 @@
 // Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
-// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. A work-group takes a row of DIM elements.
+// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. With places the rows of a token go to the one that they
+// name, or nowhere if that is negative. A work-group takes a row of DIM elements.
 const PARTS: u32 = DIM / 4u;
 var<workgroup> high: array<f32, WG>;
 
@@ -16,7 +17,13 @@ fn kv_append_q8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
   for (var i = 0u; i < WG; i++) { most = max(most, high[i]); }
   let scale = most / 127.0;
   let inverse = select(0.0, 127.0 / most, most > 0.0);
+#ifdef HAS_PLACES
+  let token = places_at(row / p.heads);
+  if (token < 0) { return; }
+  var place = u32(token) * p.heads + row % p.heads;
+#else
   var place = u32(live_at(p.start)) + row;
+#endif
 #ifdef RING
   place %= RING;
 #endif

@@ -1,6 +1,6 @@
 // The rotary embedding of queries and of new keys, and what an append does with these and with new values, at once. A work-item takes two
 // neighbours: of queries first, then of keys, then of values. Angles belong to rows; with NEIGHBOURS one is that of two neighbours, and those behind
-// the last angle stay. New rows go to `at` = live[start], even.
+// the last angle stay. New rows go to `at` = live[start], even, or each to its place, if that is not negative.
 #ifdef NEIGHBOURS
 fn turn(v: vec2<f32>, j: u32, angle: u32) -> vec2<f32> {
   if (j >= 2u * p.angles) { return v; }
@@ -41,12 +41,20 @@ fn rotary_append(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   i -= p.queries;
-  let to = u32(live_at(p.start));
+  if (i >= 2u * p.count) { return; }
+  let at = select(i - p.count, i, i < p.count);
+#ifdef HAS_PLACES
+  let row = p.kv_heads * p.dim;
+  let place = places_at(at / row);
+  if (place < 0) { return; }
+  let to = u32(place) * row + at % row;
+#else
+  let to = u32(live_at(p.start)) + at;
+#endif
   if (i < p.count) {
     let angle = i / p.dim / p.kv_heads * p.angles;
-    keys_put2((to + i) / 2u, turned_key(i, angle));
-    return;
+    keys_put2(to / 2u, turned_key(i, angle));
+  } else {
+    values_put2(to / 2u, v_at2(at / 2u));
   }
-  i -= p.count;
-  if (i < p.count) { values_put2((to + i) / 2u, v_at2(i / 2u)); }
 }

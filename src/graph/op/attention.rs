@@ -29,7 +29,10 @@ crate::kernel! {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32;
         parts: U32
-    } [q: In, k: In, v: In, mask: OptionalIn, live: Weight, y: Out]
+    } [
+        q: In, k: In, v: In, mask: OptionalIn, tiles: OptionalIn, pages: OptionalIn, live: Weight,
+        y: Out
+    ]
 }
 
 crate::kernel! {

@@ -17,7 +17,7 @@ pub struct AttentionQ8 {
 }
 
 /// The fact of keys or values as floats.
-fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
+pub(super) fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
     let (Some(d), Some((w, before))) = (q.shape.0.last(), rows.shape.0.split_last()) else {
         return Err(OpError::mismatch("queries and rows", q, rows));
     };
@@ -32,6 +32,15 @@ fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
         q.dtype,
         Shape([before, std::slice::from_ref(d)].concat()),
     ))
+}
+
+/// Rows of 8-bit keys or values as floats, `d` for each head.
+pub(super) fn decoded(rows: &HostTensor, d: usize) -> OpResult<HostTensor> {
+    let mut shape = rows.shape().to_vec();
+    let last = shape.last_mut();
+    let last = last.ok_or_else(|| OpError::expected("rows", "rank 4", rows.shape().len()))?;
+    let words = std::mem::replace(last, d);
+    Ok(HostTensor::from_f32(&shape, &decode(rows.bytes()?, words))?)
 }
 
 impl Op for AttentionQ8 {
@@ -50,16 +59,7 @@ impl Op for AttentionQ8 {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let q = operand(inputs, 0)?;
         let d = q.shape().last().copied().unwrap_or(1);
-        let rows = |i: usize| -> OpResult<HostTensor> {
-            let t = operand(inputs, i)?;
-            let mut shape = t.shape().to_vec();
-            let last = shape
-                .last_mut()
-                .ok_or_else(|| OpError::expected("rows", "rank 4", t.shape().len()))?;
-            let w = std::mem::replace(last, d);
-            Ok(HostTensor::from_f32(&shape, &decode(t.bytes()?, w))?)
-        };
-        let (k, v) = (rows(1)?, rows(2)?);
+        let (k, v) = (decoded(operand(inputs, 1)?, d)?, decoded(operand(inputs, 2)?, d)?);
         self.attention
             .eval(&[Some(q), Some(&k), Some(&v), inputs.get(3).copied().flatten()])
     }

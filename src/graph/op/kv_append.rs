@@ -5,19 +5,23 @@
 //! `past + n` rows, in the same memory. The write offset is read from the per-step state buffer, so
 //! nothing else changes from token to token. In a state with a window ([`LowerCx::ring`]) a new row
 //! may overwrite one that is no longer read.
+//!
+//! A third operand, `places`, integers `[n]`, scatters the rows instead: row i becomes row
+//! `places[i]` of the state, which keeps its size; a row with a negative place is dropped. Places
+//! must be distinct.
 
-use super::case::{Case, input};
+use super::case::{Case, given, input};
 use super::sizes::Sizes;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
-use crate::lower::{Call, Location, LowerCx};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own};
+use crate::lower::{Call, Location, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "kv_append" {
-        count, start: U32
-    } [x: In, live: Weight, state: PartialOut]
+        count, start, row: U32
+    } [x: In, places: OptionalIn, live: Weight, state: PartialOut]
     .linear()
 }
 
@@ -41,11 +45,25 @@ impl Op for KvAppend {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        self.as_concat().infer(cx)
+        // Also checks the sizes of the other axes.
+        let all = cx.of(&self.as_concat(), &[Some(cx.fact(0)?), Some(cx.fact(1)?)])?;
+        match cx.opt(2) {
+            None => Ok(all),
+            Some(places) => {
+                let (state, new) = (cx.fact(0)?, cx.fact(1)?);
+                check_places(places, new.shape.0.get(self.axis))?;
+                Ok(vec![Fact::new(state.dtype, state.shape.clone())])
+            }
+        }
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        self.as_concat().eval(inputs)
+        let Some(places) = inputs.get(2).copied().flatten() else {
+            return self.as_concat().eval(inputs.get(..2).unwrap_or_default());
+        };
+        let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let data = scattered(state, new.bytes()?, places, self.axis)?;
+        Ok(vec![HostTensor::from_bytes(state.dtype(), state.shape(), &data)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
@@ -62,16 +80,22 @@ impl Op for KvAppend {
             )));
         }
         let count = new.count()?;
-        let (live, start) = cx.live(&state.0[self.axis].mul(&row)?);
+        let places = places(cx, 2)?;
+        let (live, start) = match places {
+            Some(_) => cx.live(&0.into()),
+            None => cx.live(&state.0[self.axis].mul(&row)?),
+        };
         let call = Call::new(&KERNEL, 64);
         let call = match ring(cx, &state.0[self.axis], &new.0[self.axis], &row)? {
-            Some(elements) => call.define("RING", elements),
-            None => call,
+            Some(elements) if places.is_none() => call.define("RING", elements),
+            _ => call,
         };
         let call = call.grid(count.ceil_div(2 * 64)?, 1, 1).may_be_padded();
         let args = Args {
             x: cx.input(1)?,
+            places,
             live,
+            row,
             state: target,
             count,
             start,
@@ -90,6 +114,50 @@ impl Op for KvAppend {
             sizes.input_elements(input)
         }
     }
+}
+
+/// Checks places for `rows` rows.
+pub(super) fn check_places(places: &Fact, rows: Option<&Dim>) -> OpResult<()> {
+    if places.dtype.is_int() && places.shape.0.as_slice() == rows.map_or(&[][..], std::slice::from_ref) {
+        return Ok(());
+    }
+    Err(OpError::expected(
+        "places",
+        "integers, one for each new row",
+        places,
+    ))
+}
+
+/// The operand with places, if there is one.
+pub(super) fn places(cx: &mut LowerCx<'_>, i: usize) -> OpResult<Option<Operand>> {
+    if cx.has(i) {
+        cx.input(i).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+/// The bytes of a state whose rows along `axis` are replaced by those of `new` at their places.
+pub(super) fn scattered(
+    state: &HostTensor,
+    new: &[u8],
+    places: &HostTensor,
+    axis: usize,
+) -> OpResult<Vec<u8>> {
+    let rows = state.shape().get(axis).copied().unwrap_or(0);
+    let mut data = state.bytes()?.to_vec();
+    let row = data.len().checked_div(rows).unwrap_or(0);
+    for (place, from) in places.to_i64()?.iter().zip(new.chunks_exact(row.max(1))) {
+        let Ok(place) = usize::try_from(*place) else {
+            continue;
+        };
+        let to = place
+            .checked_mul(row)
+            .and_then(|at| data.get_mut(at..at.checked_add(row)?));
+        let to = to.ok_or_else(|| OpError::expected("a place", format!("less than {rows}"), place))?;
+        to.copy_from_slice(from);
+    }
+    Ok(data)
 }
 
 /// Ring capacity of the state in operand 0, in elements (with `row` elements per token) or rows of
@@ -116,7 +184,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("KvAppend", 2)],
+    onnx: &[own("KvAppend", 3)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,
@@ -127,5 +195,12 @@ fn cases() -> Vec<Case> {
         KvAppend { axis: 1 },
         vec![input(&[1, 5, 3, 64]), input(&[1, 2, 3, 64])],
     );
-    vec![case.host_only("needs a state; the model tests append on every device")]
+    let places = HostTensor::from_ints(DType::I32, &[3], &[4, -1, 0]).map(given);
+    let scattered = places.map(|places| {
+        let inputs = vec![input(&[1, 5, 3, 64]), input(&[1, 3, 3, 64]), places];
+        Case::new(KvAppend { axis: 1 }, inputs)
+    });
+    let all = std::iter::once(case).chain(scattered);
+    all.map(|c| c.host_only("needs a state; the model tests append on every device"))
+        .collect()
 }

@@ -2,13 +2,14 @@
 //! [`super::kv_append`] for a cache of half the size.
 //!
 //! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new float rows `[1, n, heads, d]`.
-//! The result is the state with `past + n` rows, in the same memory (or wrapped within its window).
+//! The result is the state with `past + n` rows, in the same memory (or wrapped within its window),
+//! or with a third operand the state with its rows at these places, as in [`super::kv_append`].
 //! The row of a head is `d / 4` words with four signed 8-bit values each, the first one in the
 //! lowest bits, followed by an `f32` scale: the largest magnitude of the row divided by 127. Values
 //! are rounded to nearest, ties to even.
 
 use super::case::{Case, given, input};
-use super::kv_append::ring;
+use super::kv_append::{check_places, places, ring, scattered};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::lower::{Call, Location, LowerCx};
@@ -18,8 +19,8 @@ use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "kv_append_q8" {
-        rows, start: U32
-    } [x: In, live: Weight, state: PartialOut Uint]
+        rows, start, heads: U32
+    } [x: In, places: OptionalIn, live: Weight, state: PartialOut Uint]
 }
 
 /// Work-items per row of a head.
@@ -81,18 +82,31 @@ impl Op for KvAppendQ8 {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        Ok(vec![Fact::new(DType::I32, check(cx.fact(0)?, cx.fact(1)?)?)])
+        let (state, new) = (cx.fact(0)?, cx.fact(1)?);
+        let all = check(state, new)?;
+        match cx.opt(2) {
+            None => Ok(vec![Fact::new(DType::I32, all)]),
+            Some(places) => {
+                check_places(places, new.shape.0.get(AXIS))?;
+                Ok(vec![state.clone()])
+            }
+        }
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let fact = |t: &HostTensor| Fact::new(t.dtype(), Shape::fixed(t.shape()));
         let shape = check(&fact(state), &fact(new))?.as_fixed().unwrap_or_default();
-        let mut data = state.bytes()?.to_vec();
+        let mut rows = Vec::new();
         let d = new.shape().last().copied().unwrap_or(1).max(1);
         for row in new.to_f32()?.chunks_exact(d) {
-            encode(row, &mut data);
+            encode(row, &mut rows);
         }
+        if let Some(places) = inputs.get(2).copied().flatten() {
+            let data = scattered(state, &rows, places, AXIS)?;
+            return Ok(vec![HostTensor::from_bytes(DType::I32, state.shape(), &data)?]);
+        }
+        let data = [state.bytes()?, &rows].concat();
         Ok(vec![HostTensor::from_bytes(DType::I32, &shape, &data)?])
     }
 
@@ -108,19 +122,25 @@ impl Op for KvAppendQ8 {
             )));
         };
         let rows = product(&new.0[..AXIS + 2])?;
-        let (live, start) = cx.live(&state.0[AXIS].mul(heads)?);
+        let places = places(cx, 2)?;
+        let (live, start) = match places {
+            Some(_) => cx.live(&0.into()),
+            None => cx.live(&state.0[AXIS].mul(heads)?),
+        };
         let call = Call::new(&KERNEL, ITEMS);
         let call = match ring(cx, &state.0[AXIS], &new.0[AXIS], heads)? {
-            Some(rows) => call.define("RING", rows),
-            None => call,
+            Some(rows) if places.is_none() => call.define("RING", rows),
+            _ => call,
         };
         let call = call.define("DIM", d).grid(rows.clone(), 1, 1).may_be_padded();
         let args = Args {
             x: cx.input(1)?,
+            places,
             live,
             state: target,
             rows,
             start,
+            heads: heads.clone(),
         };
         cx.emit(call, args)
     }
@@ -148,9 +168,15 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let past = HostTensor::zeros(DType::I32, &[1, 2, 3, 17]).map(given);
-    let case = past.map(|past| Case::new(KvAppendQ8, vec![past, input(&[1, 2, 3, 64])]));
-    case.map(|c| c.host_only("needs a state; the model tests append on every device"))
-        .into_iter()
+    let places = HostTensor::from_ints(DType::I32, &[3], &[1, -1, 0]).map(given);
+    let all = past.map(|past| {
+        let append = Case::new(KvAppendQ8, vec![past.clone(), input(&[1, 2, 3, 64])]);
+        let rows = |places| Case::new(KvAppendQ8, vec![past, input(&[1, 3, 3, 64]), places]);
+        std::iter::once(append).chain(places.map(rows))
+    });
+    all.into_iter()
+        .flatten()
+        .map(|c| c.host_only("needs a state; the model tests append on every device"))
         .collect()
 }
 

@@ -283,6 +283,7 @@ ops! {
     norm,
     one_hot,
     pad,
+    paged_attention,
     pointwise,
     pool,
     qlinear,

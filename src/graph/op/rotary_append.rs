@@ -6,10 +6,10 @@
 //! (for interleaved pairs `[1, n, 1, pairs]`), and the states of keys and values
 //! `[1, past, kv_heads, dim]`. If rows are appended along axis 0, the first two axes of all
 //! operands are swapped. Results: the rotated queries, and both states with `past + n` rows, in the
-//! same memory.
+//! same memory. With an eighth operand, places `[n]`, rows are scattered as in [`KvAppend`].
 
 use super::case::{Case, input};
-use super::kv_append::KvAppend;
+use super::kv_append::{KvAppend, places};
 use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
@@ -21,8 +21,8 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "rotary_append" {
         queries, count, heads, kv_heads, dim, angles, start: U32
     } [
-        q: In, k: In, v: In, cosine: In, sine: In, live: Weight, y: Out, keys: PartialOut,
-        values: PartialOut
+        q: In, k: In, v: In, cosine: In, sine: In, places: OptionalIn, live: Weight, y: Out,
+        keys: PartialOut, values: PartialOut
     ]
     .linear()
 }
@@ -55,8 +55,8 @@ impl Op for RotaryAppend {
         let angles = [fact(3)?, fact(4)?];
         let mut facts = cx.of(&self.turn(), &[fact(0)?, angles[0], angles[1]])?;
         let keys = cx.of(&self.turn(), &[fact(1)?, angles[0], angles[1]])?;
-        facts.extend(cx.of(&self.append(), &[fact(5)?, keys.first()])?);
-        facts.extend(cx.of(&self.append(), &[fact(6)?, fact(2)?])?);
+        facts.extend(cx.of(&self.append(), &[fact(5)?, keys.first(), cx.opt(7)])?);
+        facts.extend(cx.of(&self.append(), &[fact(6)?, fact(2)?, cx.opt(7)])?);
         Ok(facts)
     }
 
@@ -64,8 +64,8 @@ impl Op for RotaryAppend {
         let of = |i: usize| inputs.get(i).copied().flatten();
         let mut results = self.turn().eval(&[of(0), of(3), of(4)])?;
         let keys = self.turn().eval(&[of(1), of(3), of(4)])?;
-        results.extend(self.append().eval(&[of(5), keys.first()])?);
-        results.extend(self.append().eval(&[of(6), of(2)])?);
+        results.extend(self.append().eval(&[of(5), keys.first(), of(7)])?);
+        results.extend(self.append().eval(&[of(6), of(2), of(7)])?);
         Ok(results)
     }
 
@@ -93,7 +93,11 @@ impl Op for RotaryAppend {
         let row = product(past.0.get(2..).unwrap_or_default())?;
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
-        let (live, start) = cx.live(&rows.mul(&row)?);
+        let places = places(cx, 7)?;
+        let (live, start) = match places {
+            Some(_) => cx.live(&0.into()),
+            None => cx.live(&rows.mul(&row)?),
+        };
         let mut call = Call::new(&KERNEL, 64);
         if self.pairs == Pairs::Neighbours {
             call = call.define("NEIGHBOURS", 1);
@@ -104,6 +108,7 @@ impl Op for RotaryAppend {
             v: cx.input(2)?,
             cosine: cx.input(3)?,
             sine: cx.input(4)?,
+            places,
             live,
             y: cx.output(0)?,
             keys: states[0],

@@ -28,7 +28,9 @@ crate::backend::cpu::args::arguments! {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32;
         parts: U32
-    } [q: In, k: In, v: In, mask: Optional, live: Weight, y: Out]
+    } [
+        q: In, k: In, v: In, mask: Optional, tiles: Optional, pages: Optional, live: Weight, y: Out
+    ]
 }
 
 /// Keys of a block.
@@ -55,6 +57,9 @@ pub struct Attention {
     partials: Partials,
 }
 
+/// First row, number of rows, position of the first page, and keys that the first row sees.
+type Tile = [i32; 4];
+
 /// A mask, with its strides along sequences, heads, rows and keys.
 #[derive(Clone, Copy)]
 struct Mask {
@@ -80,6 +85,8 @@ struct Problem {
     cap: Option<f32>,
     mask: Option<Mask>,
     q: *const f32,
+    /// The first result.
+    y: usize,
     k: Rows,
     v: Rows,
 }
@@ -134,7 +141,7 @@ impl Problem {
     /// The first result of a row of a unit; those of its heads follow one another.
     #[inline(always)]
     fn result(&self, unit: &Unit, row: usize) -> usize {
-        ((unit.batch * self.rows + unit.row + row) * self.heads + unit.kv * self.group) * self.dim
+        self.y + ((unit.batch * self.rows + unit.row + row) * self.heads + unit.kv * self.group) * self.dim
     }
 
     /// The sequence and key head `i`, with all rows.
@@ -164,7 +171,7 @@ impl Attention {
     fn states(&self, args: &Args) -> ([Rows; 2], usize) {
         let rows = [(args.k, self.stored[0]), (args.v, self.stored[1])]
             .map(|(m, stored)| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring));
-        let batch = self.batch(args);
+        let batch = if args.tiles.is_some() { 1 } else { self.batch(args) };
         let [k, v] = rows;
         (rows, k.room(args.k, batch).min(v.room(args.v, batch)))
     }
@@ -207,9 +214,88 @@ impl Attention {
                 strides: [args.mask_b, args.mask_h, args.mask_s, args.mask_t],
             }),
             q: args.q.as_ptr::<f32>(),
+            y: 0,
             k,
             v,
         })
+    }
+
+    /// The tiles of a dispatch in pages, and its pages.
+    /// # Safety
+    /// As for [`Kernel::run`].
+    unsafe fn tables(args: &Args) -> Option<(&[Tile], &[i32])> {
+        // SAFETY: by the contract; the tables are read only.
+        let (tiles, pages) = unsafe { (args.tiles?.slice::<i32>(), args.pages?.slice::<i32>()) };
+        let (tiles, _) = tiles.as_chunks();
+        Some((tiles.get(..args.parts.min(tiles.len()))?, pages))
+    }
+
+    /// The dispatch of one tile; `None` if it has no rows, or some that do not exist.
+    fn of_tile(&self, args: &Args, tile: &Tile, pages: &[i32]) -> Option<Problem> {
+        let mut numbers = [0; 4];
+        for (to, from) in numbers.iter_mut().zip(tile) {
+            *to = usize::try_from(*from).ok()?;
+        }
+        let [first, rows, table, seen] = numbers;
+        let (group, row) = (Self::group(args), args.heads * self.dim);
+        if rows == 0 || group == 0 || first.saturating_add(rows) > args.rows {
+            return None;
+        }
+        let ([k, v], room) = self.states(args);
+        let live = seen.saturating_add(rows - 1);
+        let table = pages.get(table..)?.get(..live.div_ceil(BLOCK))?;
+        let holds = |page: &i32| usize::try_from(*page).is_ok_and(|p| p < room / BLOCK);
+        table.iter().all(holds).then_some(Problem {
+            dim: self.dim,
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            group,
+            rows,
+            batch: 1,
+            live,
+            causal: true,
+            window: None,
+            scale: args.scale,
+            cap: self.capped.then_some(args.softcap),
+            mask: None,
+            q: args.q.as_ptr::<f32>().cast_const().wrapping_add(first * row),
+            y: first * row,
+            k: k.in_pages(table),
+            v: v.in_pages(table),
+        })
+    }
+
+    /// Runs one key head of a tile. How many rows a tile has, and nothing else, decides how they
+    /// are computed, so that results do not depend on other tiles.
+    unsafe fn tile(&self, p: &Problem, store: &Store<'_>, kv: usize, scratch: &mut Scratch) {
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        unsafe {
+            if p.rows * p.group <= FEW {
+                let job = line::Line {
+                    p,
+                    batch: 0,
+                    heads: kv..kv + 1,
+                    keys: 0..p.live,
+                    store,
+                    partials: &self.partials,
+                    split: 0,
+                    splits: 1,
+                    scratch,
+                };
+                simd::run(self.isa, job);
+            } else {
+                let unit = p.unit(kv);
+                simd::run(
+                    self.isa,
+                    tiles::Tiles {
+                        p,
+                        unit,
+                        store,
+                        scratch,
+                    },
+                );
+            }
+        }
     }
 
     /// The numbers of parts into which the key heads and the keys of a sequence are cut if vectors
@@ -297,10 +383,17 @@ impl Kernel for Attention {
 
     fn fits(&self, args: &Args) -> bool {
         let Args { heads, rows, .. } = *args;
-        let batch = self.batch(args);
+        let batch = if args.tiles.is_some() { 1 } else { self.batch(args) };
         let count = product(&[batch, rows, heads, self.dim]);
         if count == 0 {
             return true;
+        }
+        if args.tiles.is_some() {
+            // What tiles and pages say is checked when they are read.
+            return heads.is_multiple_of(args.kv_heads)
+                && args.pages.is_some()
+                && args.q.holds::<f32>(count)
+                && args.y.holds::<f32>(count);
         }
         let (_, room) = self.states(args);
         let in_table = args.live_keys < args.live.elements::<i32>();
@@ -321,6 +414,14 @@ impl Kernel for Attention {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
+        if args.tiles.is_some() {
+            let units = args.parts * args.kv_heads;
+            return if threads < 2 {
+                1
+            } else {
+                units.clamp(1, 16 * threads)
+            };
+        }
         let (units, group) = (self.batch(args) * args.kv_heads, Self::group(args));
         let vectors = group * args.rows;
         // About 16 multiply-adds per nanosecond.
@@ -339,6 +440,18 @@ impl Kernel for Attention {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        // SAFETY: by the contract.
+        if let Some((tiles, pages)) = unsafe { Self::tables(args) } {
+            // Neighboring units differ in their head, and so take about as long.
+            for i in (piece..tiles.len() * args.kv_heads).step_by(pieces.max(1)) {
+                let tile = tiles.get(i / args.kv_heads);
+                if let Some(p) = tile.and_then(|tile| self.of_tile(args, tile, pages)) {
+                    // SAFETY: by the contract.
+                    unsafe { self.tile(&p, store, i % args.kv_heads, scratch) };
+                }
+            }
+            return;
+        }
         // SAFETY: by the contract.
         let Some(p) = (unsafe { self.problem(args) }) else {
             return;

@@ -93,15 +93,25 @@ fn smaller_operands_of_attention_do_not_fit() {
         (F, 24),
         (F, 12),
         (F, 12),
+        (I, 2),
         (I, 3),
         (F, 48),
         (H, 24),
         (F, 24),
     ];
-    let all = ["q", "k", "v", "cosine", "sine", "live", "y"];
+    let all = ["q", "k", "v", "cosine", "sine", "places", "live", "y"];
     check::<RotaryAppend>(&[], &[48, 24, 4, 2, 6, 6, 2], &sizes, &all);
     // Two sequences of 3 rows, 4 heads of 6 elements, and a mask of 3 rows.
-    let sizes = [(F, 144), (F, 120), (H, 120), (F, 6), (I, 1), (F, 144)];
+    let sizes = [
+        (F, 144),
+        (F, 120),
+        (H, 120),
+        (F, 6),
+        (I, 0),
+        (I, 0),
+        (I, 1),
+        (F, 144),
+    ];
     let words = [4, 2, 3, 5, 0, 0, 0, 2, 0, 0, 0, 2];
     check::<Attention>(
         &[("DIM", 6), ("RING", 5)],
@@ -109,12 +119,12 @@ fn smaller_operands_of_attention_do_not_fit() {
         &sizes,
         &["q", "k", "v", "live", "y"],
     );
-    let sizes = [(F, 20), (I, 1), (H, 12)];
-    let all = ["x", "live", "state"];
-    check::<super::kv_append::KvAppend>(&[("RING", 12)], &[20, 0], &sizes, &all);
-    let sizes = [(F, 24), (I, 1), (I, 15)];
+    let sizes = [(F, 20), (I, 5), (I, 1), (H, 12)];
+    let all = ["x", "places", "live", "state"];
+    check::<super::kv_append::KvAppend>(&[("RING", 12)], &[20, 0, 4], &sizes, &all);
+    let sizes = [(F, 24), (I, 2), (I, 1), (I, 15)];
     let defines = [("RING", 5), ("DIM", 8)];
-    check::<super::kv_append_q8::KvAppendQ8>(&defines, &[3, 0], &sizes, &all);
+    check::<super::kv_append_q8::KvAppendQ8>(&defines, &[3, 0, 2], &sizes, &all);
 }
 
 #[test]
@@ -122,7 +132,7 @@ fn masks_have_an_element_for_each_live_key() {
     use super::attention::{Args, Attention};
     let spec = KernelSpec {
         defines: [("DIM", 2)].into_iter().collect(),
-        operands: vec![Some(F), Some(F), Some(F), Some(F), Some(I), Some(F)],
+        operands: vec![Some(F), Some(F), Some(F), Some(F), None, None, Some(I), Some(F)],
         ..blank()
     };
     let kernel = Attention::new(&spec, Isa::Portable).expect("a kernel");
@@ -131,15 +141,17 @@ fn masks_have_an_element_for_each_live_key() {
     for (live, size, fits) in [(5, 15, true), (5, 14, false), (4, 14, true), (9, 15, true)] {
         let (mut mask, mut live) = (vec![0f32; size], [live]);
         let operands = [
-            memory(&mut q),
-            memory(&mut k),
-            memory(&mut v),
-            memory(&mut mask),
-            memory(&mut live),
-            memory(&mut y),
+            Some(memory(&mut q)),
+            Some(memory(&mut k)),
+            Some(memory(&mut v)),
+            Some(memory(&mut mask)),
+            None,
+            None,
+            Some(memory(&mut live)),
+            Some(memory(&mut y)),
         ];
         let words = [1, 1, 3, 5, 0, 0, 0, 5, 1, 0, 0, 1];
-        let args: Args = Arguments::read(&words, &operands.map(Some)).expect("arguments");
+        let args: Args = Arguments::read(&words, &operands).expect("arguments");
         assert_eq!(kernel.fits(&args), fits, "{live:?} live keys, mask of {size}");
     }
 }

@@ -9,7 +9,7 @@ use half::f16;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
-    pub struct Args { count, start: U32 } [x: In, live: Weight, state: PartialOut]
+    pub struct Args { count, start, row: U32 } [x: In, places: Optional, live: Weight, state: PartialOut]
 }
 
 /// The kernel `kv_append`.
@@ -50,13 +50,15 @@ impl Kernel for KvAppend {
             .filter(|n| *n > 0);
         Some(Self {
             isa,
-            halves: has_halves(dtype(spec, 2))?,
+            halves: has_halves(dtype(spec, 3))?,
             ring,
         })
     }
 
     fn fits(&self, args: &Args) -> bool {
+        let rows = args.count.div_ceil(args.row.max(1));
         args.x.holds::<f32>(args.count)
+            && args.places.is_none_or(|m| m.holds::<i32>(rows))
             && args.start < args.live.elements::<i32>()
             && self.ring.is_none_or(|n| n <= args.state.floats(self.halves))
     }
@@ -66,6 +68,24 @@ impl Kernel for KvAppend {
     }
 
     unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
+        if let Some(places) = args.places {
+            let row = args.row.max(1);
+            for i in part(args.count.div_ceil(row), 1, piece, pieces) {
+                // SAFETY: there is a place for each row; no one writes them.
+                let Some(place) = (unsafe { place(places, i) }) else {
+                    continue;
+                };
+                let job = Copy {
+                    from: args.x.as_ptr::<f32>().wrapping_add(i * row),
+                    state: args.state,
+                    range: place.saturating_mul(row)..place.saturating_add(1).saturating_mul(row),
+                    halves: self.halves,
+                };
+                // SAFETY: the processor supports `isa`; `x` has this row; places are distinct.
+                unsafe { simd::run(self.isa, job) };
+            }
+            return;
+        }
         // SAFETY: the table is read only.
         let start = unsafe { live_value(args.live, args.start) };
         let mut range = part(args.count, 64, piece, pieces);
@@ -93,6 +113,16 @@ impl Kernel for KvAppend {
             range.start += count;
         }
     }
+}
+
+/// The row of a state that row `row` becomes, if any.
+/// # Safety
+/// `places` has that many elements, and no one writes them at the same time.
+#[inline(always)]
+pub(super) unsafe fn place(places: Memory, row: usize) -> Option<usize> {
+    // SAFETY: by the contract.
+    let place = unsafe { *places.as_ptr::<i32>().add(row) };
+    usize::try_from(place).ok()
 }
 
 /// Copies floats to elements `range` of a state.
@@ -145,28 +175,42 @@ mod tests {
     use super::*;
     use crate::backend::cpu::kernels::harness::{Random, memory, run, spec};
 
-    fn check(count: usize, start: usize, size: usize, ring: Option<i64>) {
+    /// Appends, or with places of rows of 4 elements scatters.
+    fn check(count: usize, start: usize, size: usize, ring: Option<i64>, places: &[i32]) {
+        let mut places = places.to_vec();
         let mut random = Random(2);
         let mut x = random.floats(count);
         let mut live = vec![-1, start as i32];
         let ring_define: Vec<_> = ring.map(|n| ("RING", n)).into_iter().collect();
         let mut want = vec![9.0f32; size];
         for (i, v) in x.iter().enumerate() {
-            let at = start + i;
+            let at = match places.get(i / 4) {
+                None => start + i,
+                Some(place) => usize::try_from(*place).map_or(usize::MAX, |p| 4 * p + i % 4),
+            };
             if let Some(w) = want.get_mut(ring.map_or(at, |n| at % n as usize)) {
                 *w = *v;
             }
         }
         for (isa, dtype) in Isa::supported().flat_map(|i| [(i, DType::F32), (i, DType::F16)]) {
-            let spec = spec(&ring_define, &[Some(DType::F32), Some(DType::I32), Some(dtype)]);
+            let spec = spec(
+                &ring_define,
+                &[Some(DType::F32), None, Some(DType::I32), Some(dtype)],
+            );
             let (mut floats, mut halves) = (vec![9.0f32; size], vec![f16::from_f32(9.0); size]);
             let state = if dtype == DType::F32 {
                 memory(&mut floats)
             } else {
                 memory(&mut halves)
             };
-            let operands = [memory(&mut x), memory(&mut live), state].map(Some);
-            run::<KvAppend>(&spec, isa, &[count as u32, 1], &operands, state, false, 2);
+            let scattered = (!places.is_empty()).then(|| memory(&mut places));
+            let operands = [
+                Some(memory(&mut x)),
+                scattered,
+                Some(memory(&mut live)),
+                Some(state),
+            ];
+            run::<KvAppend>(&spec, isa, &[count as u32, 1, 4], &operands, state, false, 2);
             if dtype == DType::F32 {
                 assert_eq!(floats, want, "{isa:?}");
             } else {
@@ -180,12 +224,20 @@ mod tests {
 
     #[test]
     fn elements_are_appended() {
-        check(192, 64, 320, None);
-        check(66, 10, 77, None);
-        check(20_000, 30, 20_100, None);
-        check(64, 300, 320, None);
-        check(100, 150, 200, Some(200));
-        check(500, 150, 200, Some(200));
-        check(0, 5, 10, Some(10));
+        let append = |count, start, size, ring| check(count, start, size, ring, &[]);
+        append(192, 64, 320, None);
+        append(66, 10, 77, None);
+        append(20_000, 30, 20_100, None);
+        append(64, 300, 320, None);
+        append(100, 150, 200, Some(200));
+        append(500, 150, 200, Some(200));
+        append(0, 5, 10, Some(10));
+    }
+
+    #[test]
+    fn rows_go_to_their_places() {
+        check(16, 0, 40, None, &[7, -1, 0, 9]);
+        // The last place is outside of the state.
+        check(12, 0, 40, None, &[9, 3, 10]);
     }
 }

@@ -3,13 +3,13 @@
 
 use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::cpu::kernels::kv_append::live_value;
+use crate::backend::cpu::kernels::kv_append::{live_value, place};
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
-    pub struct Args { rows, start: U32 } [x: In, live: Weight, state: PartialOut]
+    pub struct Args { rows, start, heads: U32 } [x: In, places: Optional, live: Weight, state: PartialOut]
 }
 
 /// The kernel `kv_append_q8`.
@@ -47,7 +47,9 @@ impl Kernel for KvAppendQ8 {
 
     fn fits(&self, args: &Args) -> bool {
         let ring = product(&[self.ring.unwrap_or(0), self.words()]);
+        let tokens = args.rows.div_ceil(args.heads.max(1));
         args.x.holds::<f32>(product(&[args.rows, self.dim]))
+            && args.places.is_none_or(|m| m.holds::<i32>(tokens))
             && args.start < args.live.elements::<i32>()
             && args.state.holds::<u32>(ring)
     }
@@ -94,9 +96,17 @@ impl Job for Rows<'_> {
         let (dim, words) = (self.kernel.dim, self.kernel.words());
         for row in self.rows {
             let at = self.start + row;
-            let place = self.kernel.ring.map_or(at, |n| at % n);
+            let heads = self.args.heads.max(1);
+            let place = match self.args.places {
+                None => self.kernel.ring.map_or(at, |n| at % n),
+                // SAFETY: there is a place for each token; no one writes them.
+                Some(places) => match unsafe { place(places, row / heads) } {
+                    None => continue,
+                    Some(place) => place.saturating_mul(heads).saturating_add(row % heads),
+                },
+            };
             // A padded length may reach beyond the state.
-            if (place + 1).saturating_mul(words) > self.args.state.elements::<u32>() {
+            if place.saturating_add(1).saturating_mul(words) > self.args.state.elements::<u32>() {
                 continue;
             }
             // SAFETY: `x` has the row; the row of the state is inside its memory and belongs to
@@ -151,12 +161,15 @@ mod tests {
 
     #[test]
     fn rows_are_encoded_like_the_reference() {
-        for (rows, dim, start, size, ring) in [
-            (6, 64, 9, 30, None),
-            (3, 12, 0, 3, None),
-            (700, 20, 3, 800, None),
-            (9, 8, 5, 7, Some(7)),
+        for (rows, dim, start, size, ring, heads) in [
+            (6, 64, 9, 30, None, 0),
+            (3, 12, 0, 3, None, 0),
+            (700, 20, 3, 800, None, 0),
+            (9, 8, 5, 7, Some(7), 0),
+            // At places.
+            (8, 12, 0, 9, None, 2),
         ] {
+            let mut places = vec![3, -1, 0, 2];
             let mut random = Random(2);
             let mut x = random.floats(rows * dim);
             x[..dim].fill(0.0);
@@ -164,7 +177,13 @@ mod tests {
             let words = dim / 4 + 1;
             let mut want = vec![0u32; size * words];
             for (i, row) in x.chunks_exact(dim).enumerate() {
-                let at = (start as usize + i) % ring.unwrap_or(usize::MAX);
+                let mut at = (start as usize + i) % ring.unwrap_or(usize::MAX);
+                if let Some(token) = usize::checked_div(i, heads) {
+                    let Ok(place) = usize::try_from(places[token]) else {
+                        continue;
+                    };
+                    at = place * heads + i % heads;
+                }
                 let most = row.iter().fold(0f32, |m, v| m.max(v.abs()));
                 let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
                 let code = |v: &f32| ((v * inverse).round_ties_even() as i8).cast_unsigned();
@@ -175,12 +194,17 @@ mod tests {
             }
             let mut defines = vec![("DIM", dim as i64)];
             defines.extend(ring.map(|n| ("RING", n as i64)));
-            let spec = spec(&defines, &[Some(DType::F32), Some(DType::I32), Some(DType::I32)]);
+            let spec = spec(
+                &defines,
+                &[Some(DType::F32), None, Some(DType::I32), Some(DType::I32)],
+            );
             for isa in Isa::supported() {
                 let mut state = vec![0u32; size * words];
                 let y = memory(&mut state);
-                let operands = [memory(&mut x), memory(&mut live), y].map(Some);
-                run::<KvAppendQ8>(&spec, isa, &[rows as u32, 0], &operands, y, false, 2);
+                let places = (heads > 0).then(|| memory(&mut places));
+                let operands = [Some(memory(&mut x)), places, Some(memory(&mut live)), Some(y)];
+                let words = [rows as u32, 0, heads as u32];
+                run::<KvAppendQ8>(&spec, isa, &words, &operands, y, false, 2);
                 assert_eq!(state, want, "{isa:?}");
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, pieces_of, product, reach};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::cpu::kernels::kv_append::{has_halves, live_value, store_row};
+use crate::backend::cpu::kernels::kv_append::{has_halves, live_value, place, store_row};
 use crate::backend::cpu::kernels::rotary::{Turn, turn};
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -10,8 +10,8 @@ use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
     pub struct Args { queries, count, heads, kv_heads, dim, angles, start: U32 } [
-        q: In, k: In, v: In, cosine: In, sine: In, live: Weight, y: Out, keys: PartialOut,
-        values: PartialOut
+        q: In, k: In, v: In, cosine: In, sine: In, places: Optional, live: Weight, y: Out,
+        keys: PartialOut, values: PartialOut
     ]
 }
 
@@ -47,7 +47,7 @@ impl Kernel for RotaryAppend {
     const HALVES: &'static [&'static str] = &["keys", "values"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let halves = [has_halves(dtype(spec, 7))?, has_halves(dtype(spec, 8))?];
+        let halves = [has_halves(dtype(spec, 8))?, has_halves(dtype(spec, 9))?];
         Some(Self {
             isa,
             neighbors: spec.defines.contains_key("NEIGHBOURS"),
@@ -73,6 +73,7 @@ impl Kernel for RotaryAppend {
             && args.v.holds::<f32>(count)
             && args.cosine.holds::<f32>(angles)
             && args.sine.holds::<f32>(angles)
+            && args.places.is_none_or(|m| m.holds::<i32>(args.tokens()))
             && args.start < args.live.elements::<i32>()
     }
 
@@ -140,16 +141,23 @@ impl Job for Tokens<'_, '_> {
                     }
                 }
                 let end = ((token + 1) * kv_row).min(args.count);
+                let first = match args.places {
+                    None => self.start + token * kv_row,
+                    Some(places) => match place(places, token) {
+                        None => continue,
+                        // A place that is too large is outside of the states.
+                        Some(place) => place.saturating_mul(kv_row).min(usize::MAX / 2),
+                    },
+                };
                 for i in (token * kv_row..end).step_by(dim) {
-                    let to = self.start + i..self.start + i + dim;
+                    let to = first + i - token * kv_row;
                     let key = self.scratch.floats(dim).as_mut_ptr();
                     turn::<S>(self.turn, at(args.k, i), cosine, sine, key);
-                    store_row::<S>(key, args.keys, to, self.halves[0]);
+                    store_row::<S>(key, args.keys, to..to + dim, self.halves[0]);
                 }
                 if let Some(count) = end.checked_sub(token * kv_row) {
                     let i = token * kv_row;
-                    let to = self.start + i..self.start + i + count;
-                    store_row::<S>(at(args.v, i), args.values, to, self.halves[1]);
+                    store_row::<S>(at(args.v, i), args.values, first..first + count, self.halves[1]);
                 }
             }
         }
@@ -173,7 +181,21 @@ mod tests {
         neighbors: bool,
     }
 
-    fn check(s: &Shape, past: usize) {
+    /// A state of `size` elements with new rows after `past` ones, or at places.
+    fn placed(new: &[f64], row: usize, size: usize, past: usize, places: &[i32]) -> Vec<f64> {
+        let mut all = vec![0.0; size];
+        for (token, values) in new.chunks_exact(row).enumerate() {
+            let given = places.get(token).map(|p| usize::try_from(*p));
+            if let Ok(place) = given.unwrap_or(Ok(past + token)) {
+                all[place * row..][..row].copy_from_slice(values);
+            }
+        }
+        all
+    }
+
+    /// Appends after `past` rows, or scatters to places.
+    fn check(s: &Shape, past: usize, places: &[i32]) {
+        let mut places = places.to_vec();
         let mut random = Random(4);
         let (row, kv_row) = (s.heads * s.dim, s.kv_heads * s.dim);
         let mut q = random.floats(s.tokens * row);
@@ -188,12 +210,9 @@ mod tests {
         let want_q = reference(turn, s.heads, &q, &cosine, &sine);
         let rotated = reference(turn, s.kv_heads, &k, &cosine, &sine);
         let size = (past + s.tokens + 2) * kv_row;
-        let full = |new: Vec<f64>| {
-            let mut all = vec![0.0; size];
-            all[past * kv_row..][..new.len()].copy_from_slice(&new);
-            all
-        };
-        let wants = [full(rotated), full(v.iter().map(|v| f64::from(*v)).collect())];
+        let full = |new: &[f64]| placed(new, kv_row, size, past, &places);
+        let values: Vec<f64> = v.iter().map(|v| f64::from(*v)).collect();
+        let wants = [full(&rotated), full(&values)];
         let words = [q.len(), k.len(), s.heads, s.kv_heads, s.dim, s.angles, 2].map(|v| v as u32);
         for (isa, dtype, epilogue) in Isa::supported().flat_map(|i| {
             [
@@ -205,7 +224,7 @@ mod tests {
             let f32s = [Some(DType::F32); 5];
             let types = [
                 &f32s[..],
-                &[Some(DType::I32), Some(DType::F32), Some(dtype), Some(dtype)],
+                &[None, Some(DType::I32), Some(DType::F32), Some(dtype), Some(dtype)],
             ]
             .concat();
             let spec = spec(if s.neighbors { &[("NEIGHBOURS", 1)] } else { &[] }, &types);
@@ -220,7 +239,13 @@ mod tests {
             let inputs = [&mut q, &mut k, &mut v, &mut cosine, &mut sine].map(|m| Some(memory(m)));
             let operands = [
                 &inputs[..],
-                &[Some(memory(&mut live)), Some(y_at), Some(keys), Some(values)],
+                &[
+                    (!places.is_empty()).then(|| memory(&mut places)),
+                    Some(memory(&mut live)),
+                    Some(y_at),
+                    Some(keys),
+                    Some(values),
+                ],
             ]
             .concat();
             run::<RotaryAppend>(&spec, isa, &words, &operands, y_at, epilogue, 2);
@@ -252,11 +277,12 @@ mod tests {
             angles,
             neighbors,
         };
-        check(&shape(1, 9, 3, 64, 64, false), 5);
-        check(&shape(70, 9, 3, 64, 64, false), 0);
-        check(&shape(3, 4, 2, 10, 10, false), 2);
-        check(&shape(5, 4, 2, 8, 2, true), 3);
-        check(&shape(5, 4, 4, 26, 13, true), 3);
-        check(&shape(0, 4, 4, 26, 26, false), 3);
+        check(&shape(1, 9, 3, 64, 64, false), 5, &[]);
+        check(&shape(70, 9, 3, 64, 64, false), 0, &[]);
+        check(&shape(3, 4, 2, 10, 10, false), 2, &[]);
+        check(&shape(5, 4, 2, 8, 2, true), 3, &[]);
+        check(&shape(5, 4, 4, 26, 13, true), 3, &[]);
+        check(&shape(0, 4, 4, 26, 26, false), 3, &[]);
+        check(&shape(3, 9, 3, 64, 64, false), 5, &[6, -1, 2]);
     }
 }

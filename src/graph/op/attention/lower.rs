@@ -4,6 +4,7 @@ use super::{
     Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
     TENSOR_CORE_NEEDS, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
+use crate::graph::op::paged_attention::tile_rows;
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::num;
@@ -74,11 +75,20 @@ struct Node {
     read: Dim,
     many: bool,
     stored: KvStorage,
+    /// Tiles and pages, and the number of tiles, of [`PagedAttention`].
+    paged: Option<Paged>,
     /// The mask, with the strides of [`mask_strides`].
     mask: Option<Operand>,
     strides: [Dim; 4],
     /// Queries, keys and values.
     operands: [Operand; 3],
+}
+
+/// Operands of [`PagedAttention`].
+struct Paged {
+    tiles: Operand,
+    pages: Operand,
+    count: Dim,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +110,7 @@ struct GroupShape {
 
 impl Node {
     /// Collects the operands of a node of `op` with keys and values stored as `stored`.
-    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<Self> {
+    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: KvStorage, in_pages: bool) -> OpResult<Self> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
@@ -110,7 +120,15 @@ impl Node {
                 "attention of {q}; kernels require an even head size up to {MAX_HEAD}"
             )));
         };
-        let (mask, strides) = if cx.has(3) {
+        let paged = match in_pages {
+            true => Some(Paged {
+                count: cx.shape(3)?.0.first().cloned().unwrap_or_default(),
+                tiles: cx.input(3)?,
+                pages: cx.input(4)?,
+            }),
+            false => None,
+        };
+        let (mask, strides) = if cx.has(3) && !in_pages {
             (Some(cx.input(3)?), mask_strides(&cx.shape(3)?)?)
         } else {
             (None, [0, 0, 0, 0].map(Dim::from))
@@ -129,7 +147,7 @@ impl Node {
         Ok(Self {
             dim,
             group: heads.exact_div(kv_heads).and_then(|g| g.as_const()),
-            causal: op.causal && !queries.is(1),
+            causal: op.causal && (in_pages || !queries.is(1)),
             window,
             ring: ring.filter(exceeds),
             read: match window {
@@ -138,6 +156,7 @@ impl Node {
             },
             many: window.or(upper).is_none_or(|n| n > UNSPLIT),
             stored,
+            paged,
             mask,
             strides,
             operands: [cx.input(0)?, cx.input(1)?, cx.input(2)?],
@@ -151,7 +170,7 @@ impl Node {
 
     /// True for one query per sequence.
     fn one(&self) -> bool {
-        self.queries.is(1)
+        self.queries.is(1) && self.paged.is_none()
     }
 
     /// True for one query of one sequence.
@@ -159,11 +178,19 @@ impl Node {
         self.one() && self.batch.is(1)
     }
 
+    /// Keys per work-group, if keys are split: one query has too few heads to fill a device.
+    fn split(&self, device: &DeviceProfile) -> Option<i64> {
+        (self.single() && self.many && !device.is_native()).then_some(128)
+    }
+
     /// Selects the kernel for results stored as `result`.
     fn strategy(&self, device: &DeviceProfile, result: DType) -> Strategy {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
-        let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
+        let plain = self.stored == KvStorage::Floats
+            && self.window.is_none()
+            && self.ring.is_none()
+            && self.paged.is_none();
         if plain && self.single() && by_rows(device, dim, operands) {
             Strategy::Row
         } else if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
@@ -194,10 +221,21 @@ impl Node {
 
     /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
     /// vector.
-    fn cut(&self, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
+    fn cut(&self, device: &DeviceProfile, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
         let heads = self.heads.exact_div(&together);
+        // Work-groups of a tile.
+        let groups = match &self.paged {
+            None => None,
+            Some(_) => Some(num::signed(
+                tile_rows(device).div_ceil(num::exact(cut.rows, "rows")?),
+            )),
+        };
+        let rows = match (&self.paged, groups) {
+            (Some(paged), Some(groups)) => paged.count.mul(&groups.into())?,
+            _ => self.queries.ceil_div(cut.rows)?,
+        };
         let call = Call::new(&KERNEL, items)
             .define("DIM", self.dim)
             .define("HEADS", cut.together)
@@ -205,16 +243,13 @@ impl Node {
             .define("KEYS", KEYS)
             .define("LANES", cut.lanes)
             .define("SLICES", self.slices(cut))
-            .grid(
-                heads.unwrap_or_else(|| self.heads.clone()),
-                self.queries.ceil_div(cut.rows)?,
-                parts,
-            );
+            .grid(heads.unwrap_or_else(|| self.heads.clone()), rows, parts);
         let with = |call: Call<Args>, name, number: Option<i64>| match number {
             Some(n) => call.define(name, n),
             None => call,
         };
-        Ok(with(with(call, "WINDOW", self.window), "RING", self.ring))
+        let call = with(with(call, "WINDOW", self.window), "RING", self.ring);
+        Ok(with(call, "TILE_GROUPS", groups))
     }
 
     /// Work-items that share a part of a result.
@@ -225,6 +260,24 @@ impl Node {
     /// Work-groups per query vector: one per key split, else one per sequence.
     fn parts(&self, splits: Option<&Dim>) -> Dim {
         splits.unwrap_or(&self.batch).clone()
+    }
+
+    /// The number of keys, which changes in every run. Pages have a table of their own.
+    fn live_keys(&self) -> Dim {
+        match self.paged {
+            Some(_) => 0.into(),
+            None => self.keys.clone(),
+        }
+    }
+
+    /// The parameter `parts` of the generic kernel: sequences or tiles for native kernels, vectors
+    /// of a head for others.
+    fn own_parts(&self, device: &DeviceProfile) -> Dim {
+        match (device.is_native(), &self.paged) {
+            (true, None) => self.batch.clone(),
+            (true, Some(paged)) => paged.count.clone(),
+            (false, _) => Dim::from(self.dim / self.vector()),
+        }
     }
 
     fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call<RowArgs> {
@@ -279,7 +332,7 @@ impl Node {
             lanes,
         };
         let workgroup = num::exact(items, "work-items")?;
-        let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
+        let call = self.wide(self.cut(device, &cut, workgroup, self.parts(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
             ("Q8", self.stored == KvStorage::Words),
@@ -291,6 +344,17 @@ impl Node {
             Some(keys) => call.define("SPLIT", keys),
             None => call,
         })
+    }
+
+    /// Emits the dispatch that merges the partial results `x`.
+    fn emit_merge(&self, cx: &mut LowerCx<'_>, x: Operand, splits: Dim) -> OpResult<()> {
+        let args = MergeArgs {
+            x,
+            y: cx.output(0)?,
+            vectors: self.heads.clone(),
+            splits,
+        };
+        cx.emit(self.merge()?, args)
     }
 
     /// Merges the partial results of one query.
@@ -308,15 +372,27 @@ impl Node {
 impl Attention {
     /// Emits the dispatches of a node with keys and values stored as `stored`.
     pub(in crate::graph::op) fn emit(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
-        let node = Node::of(self, cx, stored)?;
+        let node = Node::of(self, cx, stored, false)?;
+        self.emit_node(cx, &node)
+    }
+
+    /// Emits the dispatch of a node of [`PagedAttention`].
+    pub(in crate::graph::op) fn emit_paged(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
+        if self.window.is_some() || !self.causal {
+            let what = "attention in pages with a window, or to later keys";
+            return Err(OpError::NoKernel(what.to_owned()));
+        }
+        let node = Node::of(self, cx, stored, true)?;
+        self.emit_node(cx, &node)
+    }
+
+    fn emit_node(&self, cx: &mut LowerCx<'_>, node: &Node) -> OpResult<()> {
         let stored = cx.output(0)?.dtype;
         let strategy = node.strategy(cx.device(), stored);
-        // One query has too few heads to fill a device, so many keys are split over work-groups.
-        let splits_keys = node.single() && node.many && !cx.device().is_native();
-        let split = splits_keys.then_some(128);
+        let split = node.split(cx.device());
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys beyond the current length exist only as padding and are not read.
-        let (live, live_keys) = cx.live(&node.keys);
+        let (live, live_keys) = cx.live(&node.live_keys());
         // If work-groups can see each other's writes, the last one of a head merges the partial
         // results.
         let meet = strategy == Strategy::Row && meets(cx.device()) && node.heads.as_const().is_some();
@@ -365,32 +441,26 @@ impl Attention {
                     counts: counted.map(|(_, n)| cx.counters(n)),
                     splits: node.parts(splits.as_ref()),
                 });
-                cx.emit(self.finish(&node, node.by_row(split, splits.as_ref())), args)?;
+                cx.emit(self.finish(node, node.by_row(split, splits.as_ref())), args)?;
             }
             Strategy::TensorCores => cx.emit(
-                self.finish(&node, node.by_tensor_cores()?),
+                self.finish(node, node.by_tensor_cores()?),
                 args!(TensorCoresArgs {}),
             )?,
             Strategy::Groups => {
                 let call = node.by_groups(cx.device(), split, splits.as_ref())?;
-                let parts = match cx.device().is_native() {
-                    true => node.batch.clone(),
-                    false => Dim::from(node.dim / node.vector()),
-                };
-                let args = args!(Args { parts });
-                cx.emit(self.finish(&node, call), args)?;
+                let parts = node.own_parts(cx.device());
+                let tables = node.paged.as_ref();
+                let args = args!(Args {
+                    parts,
+                    tiles: tables.map(|p| p.tiles),
+                    pages: tables.map(|p| p.pages),
+                });
+                cx.emit(self.finish(node, call), args)?;
             }
         }
         match splits {
-            Some(splits) if !meet => {
-                let args = MergeArgs {
-                    x: result,
-                    y: cx.output(0)?,
-                    vectors: node.heads.clone(),
-                    splits,
-                };
-                cx.emit(node.merge()?, args)
-            }
+            Some(splits) if !meet => node.emit_merge(cx, result, splits),
             _ => Ok(()),
         }
     }
@@ -408,7 +478,7 @@ impl Attention {
             call
         };
         // Rows of a second sequence would be at other offsets.
-        if node.batch.is(1) {
+        if node.batch.is(1) && node.paged.is_none() {
             call.may_be_padded()
         } else {
             call

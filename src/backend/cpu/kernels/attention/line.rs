@@ -154,7 +154,8 @@ unsafe fn start(p: &Problem, unit: &Unit, room: &Room) {
 /// Adds a block of keys from `first` on; the result is their number.
 #[inline(always)]
 unsafe fn block<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, room: &Room) -> usize {
-    let k = p.k.run(unit.batch, unit.kv, first, end);
+    // SAFETY: `first` is a key.
+    let k = unsafe { p.k.run(unit.batch, unit.kv, first, end) };
     let count = k.count;
     let keys = Keys {
         first,

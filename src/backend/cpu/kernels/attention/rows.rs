@@ -23,6 +23,8 @@ pub struct Rows {
     kv_heads: usize,
     keys: usize,
     ring: Option<usize>,
+    /// For each block of keys, where it is in the cache, in blocks.
+    pages: Option<*const u32>,
 }
 
 /// Rows of one head that stand in memory at equal distances.
@@ -52,6 +54,15 @@ impl Rows {
             kv_heads,
             keys,
             ring,
+            pages: None,
+        }
+    }
+
+    /// The keys of a sequence in pages, which are not negative; key j is in `pages[j / BLOCK]`.
+    pub fn in_pages(self, pages: &[i32]) -> Self {
+        Self {
+            pages: Some(pages.as_ptr().cast()),
+            ..self
         }
     }
 
@@ -78,11 +89,20 @@ impl Rows {
     }
 
     /// The rows of keys from `first` on, at most a block, before `end` and up to the end of the
-    /// ring.
+    /// ring or page.
+    /// # Safety
+    /// There is a page for key `first`.
     #[inline(always)]
-    pub fn run(&self, batch: usize, kv: usize, first: usize, end: usize) -> Run {
-        let place = self.ring.map_or(first, |n| first % n);
-        let left = self.ring.map_or(usize::MAX, |n| n - place);
+    pub unsafe fn run(&self, batch: usize, kv: usize, first: usize, end: usize) -> Run {
+        let (place, left) = match (self.pages, self.ring) {
+            (Some(pages), _) => {
+                // SAFETY: by the contract.
+                let page = unsafe { *pages.add(first / BLOCK) } as usize;
+                (page * BLOCK + first % BLOCK, BLOCK - first % BLOCK)
+            }
+            (None, Some(ring)) => (first % ring, ring - first % ring),
+            (None, None) => (first, usize::MAX),
+        };
         let at = ((batch * self.keys + place) * self.kv_heads + kv) * self.bytes();
         Run {
             at: self.at.wrapping_add(at),

@@ -222,6 +222,8 @@ fn check(s: Shape) {
             Some(kind),
             Some(kind),
             mask.as_ref().and(f),
+            None,
+            None,
             Some(DType::I32),
             f,
         ];
@@ -243,6 +245,8 @@ fn check(s: Shape) {
                 Some(memory(&mut k_words)),
                 Some(memory(&mut v_words)),
                 mask.as_mut().map(|m| memory(m)),
+                None,
+                None,
                 Some(memory(&mut live)),
                 Some(y_at),
             ];

@@ -167,10 +167,10 @@ unsafe fn start<const M: usize>(p: &Problem, unit: &Unit, tiles: usize, room: &R
 /// Packs a block of keys and values from key `first` on; the result is their number.
 #[inline(always)]
 unsafe fn pack<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, room: &Room) -> usize {
-    let k = p.k.run(unit.batch, unit.kv, first, end);
-    let v = p.v.run(unit.batch, unit.kv, first, first + k.count);
-    // SAFETY: by the contract of the caller.
+    // SAFETY: `first` is a key; the rest by the contract of the caller.
     unsafe {
+        let k = p.k.run(unit.batch, unit.kv, first, end);
+        let v = p.v.run(unit.batch, unit.kv, first, first + k.count);
         for t in (0..k.count).step_by(TURNED) {
             for i in 0..TURNED {
                 // Rows that are not there repeat the last one.
@@ -189,8 +189,8 @@ unsafe fn pack<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, room
         for t in 0..v.count {
             p.v.decode::<S>(v.at.add(t * v.step), room.values.add(t * room.width), room.width);
         }
+        k.count
     }
-    k.count
 }
 
 /// Adds `count` keys of the block to a tile.

@@ -1,0 +1,238 @@
+//! [`super::attention`] of rows of several sequences, whose keys and values share a cache in pages
+//! (own domain, made by the pass `rows`).
+//!
+//! Operands: q `[1, rows, heads, d]`; k and v `[1, pool, kv_heads, d]`, or 8-bit rows of
+//! [`super::kv_append_q8`]; tiles, integers `[tiles, 4]`; pages, integers `[n]`. The result is
+//! `[1, rows, heads, d]`.
+//!
+//! A *tile* is up to [`tile_rows`] consecutive rows of one sequence: its first row, its number of
+//! rows (0 for a tile that does nothing), the position in `pages` of the first page of its
+//! sequence, and the number of keys that its first row sees; each further row sees one more. Key j
+//! of the sequence is row `j % PAGE` of page `j / PAGE`, where a page is [`PAGE`] rows of the
+//! cache. Rows that are in no tile have unspecified results.
+
+use super::attention::{Attention, KvStorage, check};
+use super::attention_q8::{decoded, floats};
+use super::case::{Case, given, input};
+use super::kv_append_q8::KvAppendQ8;
+use super::sizes::Sizes;
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
+use crate::backend::DeviceProfile;
+use crate::lower::LowerCx;
+use crate::num;
+use crate::shape::Fact;
+use crate::tensor::{DType, HostTensor};
+
+/// Rows of a page.
+pub const PAGE: usize = 64;
+
+/// Integers of a tile.
+pub const TILE: usize = 4;
+
+/// Most rows of a tile. Native kernels pack keys once for all of them; others give each few a
+/// work-group.
+pub fn tile_rows(device: &DeviceProfile) -> usize {
+    if device.is_native() { PAGE } else { 16 }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PagedAttention {
+    /// Causal attention without a window.
+    pub attention: Attention,
+}
+
+fn storage(k: DType) -> KvStorage {
+    match k {
+        DType::I32 => KvStorage::Words,
+        _ => KvStorage::Floats,
+    }
+}
+
+/// The keys that rows of a tile see: rows of the cache, one after another.
+fn gathered(cache: &HostTensor, pages: &[i64], keys: usize) -> OpResult<HostTensor> {
+    let data = cache.bytes()?;
+    let &[_, pool, heads, dim] = cache.shape() else {
+        return Err(OpError::expected("rank of a cache", 4, cache.shape().len()));
+    };
+    let row = data.len().checked_div(pool).unwrap_or(0);
+    let mut out = Vec::with_capacity(row * keys.min(pool));
+    for key in 0..keys {
+        let page = pages.get(key / PAGE).and_then(|p| usize::try_from(*p).ok());
+        let at = page.and_then(|p| p.checked_mul(PAGE)?.checked_add(key % PAGE)?.checked_mul(row));
+        let from = at.and_then(|at| data.get(at..at.checked_add(row)?));
+        let wrong = || OpError::expected("the page of a key", format!("one of a cache of {pool} rows"), key);
+        out.extend_from_slice(from.ok_or_else(wrong)?);
+    }
+    Ok(HostTensor::from_bytes(
+        cache.dtype(),
+        &[1, keys, heads, dim],
+        &out,
+    )?)
+}
+
+impl Op for PagedAttention {
+    fn name(&self) -> &str {
+        "PagedAttention"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let (q, k, v) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        match storage(k.dtype) {
+            KvStorage::Floats => check(&q.shape, &k.shape, &v.shape, None)?,
+            KvStorage::Words => check(&q.shape, &floats(k, q)?.shape, &floats(v, q)?.shape, None)?,
+        }
+        let (tiles, pages) = (cx.fact(3)?, cx.fact(4)?);
+        let fits =
+            matches!(tiles.shape.0.as_slice(), [_, n] if n.is(num::signed(TILE))) && pages.shape.rank() == 1;
+        if !fits || !tiles.dtype.is_int() || !pages.dtype.is_int() {
+            return Err(OpError::mismatch(
+                "tiles [n, 4] and pages [n], integers",
+                tiles,
+                pages,
+            ));
+        }
+        Ok(vec![q.clone()])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (q, k, v) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let (tiles, pages) = (operand(inputs, 3)?.to_i64()?, operand(inputs, 4)?.to_i64()?);
+        let &[_, rows, heads, dim] = q.shape() else {
+            return Err(OpError::expected("rank of q", 4, q.shape().len()));
+        };
+        let queries = q.to_f32()?;
+        let mut y = vec![0f32; queries.len()];
+        for tile in tiles.chunks_exact(TILE) {
+            let mut numbers = [0usize; TILE];
+            for (to, from) in numbers.iter_mut().zip(tile) {
+                *to = num::exact(*from, "a number of a tile")?;
+            }
+            let [first, count, table, seen] = numbers;
+            if count == 0 {
+                continue;
+            }
+            let end = first.checked_add(count).filter(|end| *end <= rows);
+            let end =
+                end.ok_or_else(|| OpError::expected("rows of a tile", format!("up to {rows}"), first))?;
+            let keys = seen.saturating_add(count - 1);
+            let pages = pages.get(table..).unwrap_or_default();
+            let rows = |cache: &HostTensor| -> OpResult<HostTensor> {
+                let rows = gathered(cache, pages, keys)?;
+                match storage(rows.dtype()) {
+                    KvStorage::Floats => Ok(rows),
+                    KvStorage::Words => decoded(&rows, dim),
+                }
+            };
+            let own = first * heads * dim..end * heads * dim;
+            let part = queries.get(own.clone()).unwrap_or_default();
+            let part = HostTensor::from_floats(q.dtype(), &[1, count, heads, dim], part)?;
+            let results = self
+                .attention
+                .eval(&[Some(&part), Some(&rows(k)?), Some(&rows(v)?)])?;
+            let result = results
+                .first()
+                .ok_or_else(|| OpError::expected("results", 1, 0))?;
+            if let Some(y) = y.get_mut(own) {
+                y.copy_from_slice(&result.to_f32()?);
+            }
+        }
+        Ok(vec![HostTensor::from_floats(q.dtype(), q.shape(), &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let stored = storage(cx.fact(1)?.dtype);
+        self.attention.emit_paged(cx, stored)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        // How many keys rows see is known only when they run.
+        sizes.input_elements(0).saturating_mul(4)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        match input {
+            1 | 2 => 0,
+            _ => sizes.input_elements(input),
+        }
+    }
+}
+
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import: never_in_files,
+    kernels: &[],
+    cases,
+};
+
+/// Rows of sequences: for each the number of cached keys and of new rows.
+fn case(sequences: &[(usize, usize)], heads: [usize; 2], dim: usize, q8: bool) -> OpResult<Case> {
+    let [heads, kv_heads] = heads;
+    let needed = |&(past, new): &(usize, usize)| (past + new).div_ceil(PAGE);
+    let all: usize = sequences.iter().map(needed).sum();
+    // Pages in no order, with one that is free.
+    let page = |i: usize| num::signed((i * 3 + 1) % (all + 1));
+    let (mut tiles, mut pages, mut rows) = (Vec::new(), Vec::new(), 0);
+    let coprime = !(all + 1).is_multiple_of(3);
+    for sequence @ &(past, new) in sequences {
+        let table = pages.len();
+        let own = (0..needed(sequence)).map(|i| match coprime {
+            true => page(table + i),
+            false => num::signed(all - table - i),
+        });
+        pages.extend(own);
+        let mut done = 0;
+        while done < new {
+            let count = (new - done).min(16);
+            tiles.extend([rows, count, table, past + done + 1].map(num::signed));
+            (rows, done) = (rows + count, done + count);
+        }
+    }
+    tiles.extend([0; TILE]);
+    let ints = |shape: &[usize], data: &[i64]| HostTensor::from_ints(DType::I32, shape, data).map(given);
+    let pool = [1, (all + 1) * PAGE, kv_heads, dim];
+    let mut cache = input(&pool);
+    if q8 {
+        let empty = HostTensor::zeros(DType::I32, &[1, 0, kv_heads, dim / 4 + 1])?;
+        let made = KvAppendQ8.eval(&[Some(&empty), Some(&cache.make(7)?)])?;
+        cache = made
+            .into_iter()
+            .next()
+            .map(given)
+            .ok_or_else(|| OpError::expected("results", 1, 0))?;
+    }
+    let attention = Attention {
+        causal: true,
+        ..Attention::scaled(0.25)
+    };
+    let inputs = vec![
+        input(&[1, rows, heads, dim]).range(-2.0, 2.0),
+        cache.clone(),
+        cache,
+        ints(&[tiles.len() / TILE, TILE], &tiles)?,
+        ints(&[pages.len()], &pages)?,
+    ];
+    Ok(Case::new(PagedAttention { attention }, inputs))
+}
+
+fn cases() -> Vec<Case> {
+    let capped = |case: OpResult<Case>| {
+        let attention = Attention {
+            causal: true,
+            softcap: 2.0,
+            ..Attention::scaled(0.5)
+        };
+        Ok(Case::new(PagedAttention { attention }, case?.inputs))
+    };
+    let all: [OpResult<Case>; 9] = [
+        case(&[(0, 1)], [4, 2], 16, false),
+        case(&[(70, 1), (0, 1), (200, 1)], [9, 3], 64, false),
+        case(&[(0, 30), (64, 1), (5, 3)], [9, 3], 64, false),
+        case(&[(63, 5), (128, 17), (0, 64)], [4, 1], 128, false),
+        case(&[(10, 40), (300, 1)], [2, 2], 10, false),
+        case(&[(3, 1), (90, 2)], [8, 1], 256, false),
+        case(&[(70, 1), (0, 20)], [4, 2], 32, true),
+        case(&[(130, 1), (64, 1), (1, 1)], [9, 3], 64, true),
+        capped(case(&[(100, 9), (20, 1)], [4, 2], 12, false)),
+    ];
+    all.into_iter().flatten().collect()
+}
