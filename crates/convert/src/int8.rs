@@ -38,6 +38,7 @@ use transformer_lite::unstable::graph::onnx::write::write_file;
 use transformer_lite::unstable::graph::onnx::{decode, import};
 use transformer_lite::unstable::graph::quantization::{LayerKind, Placement, Reason, quantized_node};
 use transformer_lite::unstable::graph::{Graph, derive};
+use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::tensor::{Bytes, DType};
 
 pub use compare::{Channel, LastLayer, MOST_DECIBELS, OutputNoise};
@@ -85,8 +86,14 @@ impl CalibrationSet<'_> {
     }
 }
 
-/// Opens the device that runs the model; `None` for the host.
-pub type Open<'a> = dyn Fn() -> Result<Option<Box<dyn Backend>>> + 'a;
+/// Where the model runs.
+#[derive(Clone, Copy)]
+pub struct Open<'a> {
+    /// Opens the device; `None` for the host.
+    pub backend: &'a dyn Fn() -> Result<Option<Box<dyn Backend>>>,
+    /// What the model may consume: in each run, and outside of runs.
+    pub limits: &'a Limits,
+}
 
 /// The step in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +176,8 @@ pub fn quantize(
     open: &Open<'_>,
     tell: Tell<'_>,
 ) -> Result<Summary> {
+    let quota = open.limits.quota();
+    let _call = quota.enter();
     let path = if input.is_dir() {
         input.join(MODEL)
     } else {

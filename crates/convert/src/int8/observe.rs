@@ -102,9 +102,12 @@ impl Watched {
                 edit.add_output(v);
             }
         }
-        let options = RunnerOptions::default();
+        let options = RunnerOptions {
+            limits: open.limits.clone(),
+            ..RunnerOptions::default()
+        };
         Ok(Self {
-            runner: Runner::of(graph, open()?, &options)?,
+            runner: Runner::of(graph, (open.backend)()?, &options)?,
             inputs,
         })
     }
@@ -268,7 +271,8 @@ pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
             return Ok(());
         }
     }
-    let Some((name, (value, _))) = extremes.first_key_value() else {
+    // Where there are no numbers, ranges tell.
+    let Some((name, (value, _))) = extremes.iter().find(|(_, (low, _))| low.is_finite()) else {
         return Ok(());
     };
     let what = format!(

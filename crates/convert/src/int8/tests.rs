@@ -116,7 +116,10 @@ fn run_with(model: &Path, output: &Path, options: &Options, count: usize, read: 
         Output::create(output)?,
         options,
         &set,
-        &|| Ok(None),
+        &Open {
+            backend: &|| Ok(None),
+            limits: &Limits::default(),
+        },
         &|_, _, _| (),
     )
 }

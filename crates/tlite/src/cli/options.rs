@@ -384,8 +384,8 @@ macro_rules! whole {
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
-/// As [`check_writable`], for a report. A usage error also if it would overwrite a part of one of
-/// `others`: files or folders, with what they are.
+/// As [`check_writable`], for a report. A usage error also if something with this name exists, or
+/// if it would become a part of one of `others`: files or folders, with what they are.
 pub fn check_report(option: &str, path: &Path, others: &[(&Path, &str)]) -> Result<()> {
     check_writable(option, path)?;
     let report = real(path);
@@ -394,6 +394,10 @@ pub fn check_report(option: &str, path: &Path, others: &[(&Path, &str)]) -> Resu
             let what = format!("{} is part of {name}; choose another path", path.display());
             return Err(Error::usage(option, what));
         }
+    }
+    if path.symlink_metadata().is_ok() {
+        let what = format!("{} exists; delete it or choose another path", path.display());
+        return Err(Error::usage(option, what));
     }
     Ok(())
 }

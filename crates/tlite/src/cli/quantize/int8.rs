@@ -22,8 +22,8 @@ use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::{count_text, size_text};
 use transformer_lite::unstable::graph::{Graph, derive, onnx};
 use transformer_lite_convert::int8::{
-    CalibrationSet, Channel, LayerReport, LeftNode, Options, Output, OutputNoise, RangeMethod, Step, Summary,
-    quantize,
+    CalibrationSet, Channel, LayerReport, LeftNode, Open, Options, Output, OutputNoise, RangeMethod, Step,
+    Summary, quantize,
 };
 
 /// [`RangeMethod`] on the command line.
@@ -206,7 +206,11 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         };
         count(&line, done, all, what);
     };
-    let open = || load::open(task.calibration.device());
+    let device = task.calibration.device();
+    let open = Open {
+        backend: &|| load::open(device),
+        limits: &device.limits.limits,
+    };
     let made = quantize(task.model, output, &options, &set, &open, &tell);
     line.finish_and_clear();
     let summary = made?;

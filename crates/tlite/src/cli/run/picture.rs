@@ -137,8 +137,8 @@ impl PictureArgs {
     pub fn open_size(&self, input: &Fact) -> Option<&'static str> {
         let open = sides(input).is_some_and(|[h, w]| h.as_const().is_none() || w.as_const().is_none());
         (open && self.image_size.is_none()).then_some(
-            "the model takes pictures of any size, so each keeps its own size; for large pictures, \
-             --image-size WxH saves time and memory",
+            "the model takes pictures of any size, so each keeps its own size; \
+             --image-size WxH sets one, and --image-multiple N rounds it up, as many detectors require",
         )
     }
 

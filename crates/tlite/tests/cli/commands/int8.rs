@@ -207,6 +207,13 @@ fn int8_refuses_reports_that_would_overwrite_models() {
     ]
     .concat();
     fails(&command, 2, &["--report", path(&picture)]);
+    // A file of which nothing is known.
+    let other = at("other.json");
+    std::fs::write(&other, "{}").unwrap();
+    let command = [quantize(&model, &file, &set), vec!["--report-json", path(&other)]].concat();
+    fails(&command, 2, &["--report-json", "other.json"]);
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "{}");
+    std::fs::remove_file(&other).unwrap();
     let (page, json) = (at("page"), at("link/page"));
     let both = ["--report", path(&page), "--report-json", path(&json)];
     fails(
