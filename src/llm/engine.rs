@@ -5,6 +5,7 @@
 //! and returns `logits`. Every other input must have become state (pass `kv_cache`); without caches
 //! the model runs uncached. One sequence is run (`batch = 1`).
 
+mod batch;
 mod build;
 mod cost;
 mod decoder;
@@ -20,6 +21,7 @@ mod uncached;
 mod validate;
 
 pub use crate::graph::pass::Logits;
+pub use batch::{BatchConfig, BatchModel, Span};
 pub use build::DecoderBuilder;
 pub use decoder::Decoder;
 pub use device::DeviceModel;

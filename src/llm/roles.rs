@@ -282,35 +282,49 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
 /// The graph's inputs for `tokens` after `past` cached tokens, in their declared types. A mask
 /// `[1, keys]` hides nothing; other masks are not inputs ([`mask::compute`](super::mask::compute)).
 pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+    let all = past + tokens.len();
+    let positions: Vec<i64> = (signed(past)..signed(all)).collect();
+    let mut out = row_inputs(graph, tokens, &positions)?;
+    let Some(f) = input_fact(graph, MASK) else {
+        return Ok(out);
+    };
+    let mask = match f.dtype {
+        float if float.is_float() => HostTensor::from_floats(float, &[1, all], &vec![1.0; all]),
+        DType::Bool => HostTensor::from_bool(&[1, all], &vec![true; all]),
+        int => HostTensor::from_ints(int, &[1, all], &vec![1; all]),
+    };
+    out.push((MASK, mask.map_err(|e| unusable(MASK, &e))?));
+    Ok(out)
+}
+
+fn input_fact<'g>(graph: &'g Graph, name: &str) -> Option<&'g Fact> {
+    graph.value(graph.input(name)?).fact.as_ref()
+}
+
+fn unusable(name: &str, e: &crate::tensor::TensorError) -> Error {
+    Error::other(Stage::Run, format!("input \"{name}\": {e}"))
+}
+
+/// Tokens and, if the graph takes them, their positions.
+pub(super) fn row_inputs(
+    graph: &Graph,
+    tokens: &[u32],
+    positions: &[i64],
+) -> Result<Vec<(&'static str, HostTensor)>> {
     let n = tokens.len();
-    let all = past + n;
     let mut out = Vec::with_capacity(KNOWN.len());
-    let mut give = |name: &'static str, tensor: Result<HostTensor, crate::tensor::TensorError>| {
-        let tensor = tensor.map_err(|e| Error::other(Stage::Run, format!("input \"{name}\": {e}")))?;
+    let mut give = |name: &'static str, shape: &[usize], data: &[i64]| {
+        let Some(f) = input_fact(graph, name) else {
+            return Ok(());
+        };
+        let shape = if f.shape.rank() == 1 { &[n] } else { shape };
+        let tensor = HostTensor::from_ints(f.dtype, shape, data).map_err(|e| unusable(name, &e))?;
         out.push((name, tensor));
         Ok::<_, Error>(())
     };
-    let fact = |name: &str| -> Option<&Fact> { graph.value(graph.input(name)?).fact.as_ref() };
-    let ints = |f: &Fact, shape: &[usize], data: &[i64]| HostTensor::from_ints(f.dtype, shape, data);
-    if let Some(f) = fact(IDS) {
-        let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
-        give(IDS, ints(f, &[1, n], &ids))?;
-    }
-    if let Some(f) = fact(POSITIONS) {
-        let positions: Vec<i64> = (signed(past)..signed(all)).collect();
-        let shape: &[usize] = if f.shape.rank() == 1 { &[n] } else { &[1, n] };
-        give(POSITIONS, ints(f, shape, &positions))?;
-    }
-    match fact(MASK) {
-        None => {}
-        Some(f) if f.dtype.is_float() => {
-            give(MASK, HostTensor::from_floats(f.dtype, &[1, all], &vec![1.0; all]))?;
-        }
-        Some(f) if f.dtype == DType::Bool => {
-            give(MASK, HostTensor::from_bool(&[1, all], &vec![true; all]))?;
-        }
-        Some(f) => give(MASK, ints(f, &[1, all], &vec![1; all]))?,
-    }
+    let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
+    give(IDS, &[1, n], &ids)?;
+    give(POSITIONS, &[1, n], positions)?;
     Ok(out)
 }
 

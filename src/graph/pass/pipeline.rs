@@ -6,7 +6,8 @@ use super::cleanup::{
     OUTER_PRODUCT, REMOVE_NOOPS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
 use super::decoder::{
-    CAUSAL, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW,
+    CAUSAL, CHOSEN_ROWS, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS,
+    ROW_POOL, WINDOW,
 };
 use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
@@ -30,6 +31,8 @@ pub enum Logits {
     Tail,
     /// All rows, for evaluation.
     All,
+    /// The rows that a run lists. The runs are of rows of several sequences.
+    Chosen,
 }
 
 /// What a graph is prepared for.
@@ -161,6 +164,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let float = when("`--integer float`, the default", t.integer == Some(Arithmetic::Float));
     let last = when("generation", t.logits == Logits::Last);
     let tail = when("speculative decoding", t.logits == Logits::Tail);
+    let rows = when("several sequences", t.logits == Logits::Chosen);
     let greedy = when("greedy decoding on devices", t.greedy);
     let rotary_append = when("language models on devices", t.rotary_append);
     let native = when("language models on `cpu`", t.native);
@@ -205,6 +209,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             // Before the matmul of the logits has an epilogue.
             (LAST_ROW, last),
             (LAST_ROWS, tail),
+            (CHOSEN_ROWS, rows),
             (EPILOGUE, device),
             (JOINT_MATMUL_E0M, device),
             (ROTARY_APPEND, rotary_append),
@@ -213,6 +218,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
         ]),
         (Phase::Output, &[
             (GREEDY, greedy),
+            // Every append and attention is in its final form.
+            (ROW_POOL, rows),
         ]),
         (Phase::DecodeStep, &[
             (GATE_UP, one_row),

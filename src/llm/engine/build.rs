@@ -1,13 +1,13 @@
 //! Makes a [`Decoder`] of an ONNX graph: finds its inputs and sizes, runs the passes, and checks
 //! that nothing is left that a run could not provide.
 
-use super::{Decoder, Logits, states};
+use super::{Decoder, Logits, batch, states};
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{PassReport, Pipeline, ROWS, Target, keeps_cache};
+use crate::graph::pass::{PLACES, PassReport, Pipeline, ROW_INPUTS, ROWS, Target, keeps_cache, refusal};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::llm::{mask, roles};
 use crate::shape::{Dim, Symbol};
@@ -101,6 +101,12 @@ impl DecoderBuilder {
             target.logits = Logits::All;
         }
         let passes = run_passes(&mut graph, &Pipeline::of(&target))?;
+        if target.logits == Logits::Chosen && graph.input(PLACES).is_none() {
+            let why = refusal(&graph);
+            return Err(batch::refused(
+                why.as_deref().unwrap_or("its output is not logits"),
+            ));
+        }
         check_inputs(&graph)?;
         let past = past(&graph, &sequence)?;
         let rows = logits_rows(&graph, self.target.logits)?;
@@ -116,7 +122,7 @@ impl DecoderBuilder {
             all_rows: match self.target.logits {
                 Logits::All => true,
                 Logits::Tail => rows.is_none(),
-                Logits::Last => false,
+                Logits::Last | Logits::Chosen => false,
             },
             rows,
             vocab,
@@ -227,7 +233,7 @@ fn run_passes(graph: &mut Graph, pipeline: &Pipeline) -> Result<Vec<PassReport>>
 /// An error for an input that no run could provide.
 fn check_inputs(graph: &Graph) -> Result<()> {
     let names = graph.inputs().iter().map(|v| graph.value(*v).name.as_str());
-    let mut unknown = names.filter(|n| *n != ROWS && !roles::KNOWN.contains(n));
+    let mut unknown = names.filter(|n| *n != ROWS && !ROW_INPUTS.contains(n) && !roles::KNOWN.contains(n));
     match unknown.next() {
         None => Ok(()),
         Some(name) => Err(bad(format!(

@@ -120,14 +120,20 @@ impl Decoder {
             let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
         }
-        if let Some(t) = tokens.iter().find(|t| **t as usize >= self.vocab) {
-            let what = format!(
-                "token ID {t} is out of range; the vocabulary has {} tokens",
-                self.vocab
-            );
-            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
-        }
+        self.check_tokens(tokens)?;
         roles::inputs(&self.graph, tokens, past)
+    }
+
+    /// An error for a token outside the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let Some(t) = tokens.iter().find(|t| **t as usize >= self.vocab) else {
+            return Ok(());
+        };
+        let what = format!(
+            "token ID {t} is out of range; the vocabulary has {} tokens",
+            self.vocab
+        );
+        Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange))
     }
 
     /// Token `i` of a run whose results do not matter.

@@ -10,7 +10,7 @@ const LONGEST_FUNCTION: usize = 80;
 
 /// Maximum numbers of exceptions.
 const MAX_FILES: usize = 3;
-const MAX_FUNCTIONS: usize = 15;
+const MAX_FUNCTIONS: usize = 14;
 
 /// Files that exceed the limit, each with the reason.
 const FILES: &[(&str, &str)] = &[];
@@ -21,7 +21,6 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("crates/convert/src/gguf/tests/conversion.rs", "what_cannot_be_converted_is_named_and_leaves_nothing", "a table of cases, one after another"),
     ("crates/convert/src/quantize/tests.rs", "a_model_survives_and_tied_weights_are_packed_once", "one model, checked in order"),
     ("src/graph/op/attention.rs", "cases", "a table of cases, one after another"),
-    ("src/graph/op/attention/lower.rs", "emit", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul.rs", "lower", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul_e0m.rs", "emit", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul_e0m/int8.rs", "emit_int8", "the arguments of one kernel, with a reason for each"),

@@ -1,7 +1,9 @@
 //! Generation needs only the last logits: the matmul that makes the output `logits` computes the
-//! last row, or the last rows of a number given by the size of an input.
+//! last row, the last rows of a number given by the size of an input, or rows that an input lists.
 
+use super::rows::{CHOSEN, added};
 use crate::error::{Error, Result, Stage};
+use crate::graph::op::gather::Gather;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
@@ -27,18 +29,37 @@ pub const LAST_ROWS: Pass = Pass {
     run: run_many,
 };
 
+pub const CHOSEN_ROWS: Pass = Pass {
+    name: "chosen_rows",
+    does: "computes only those rows of the output `logits` that a run lists",
+    refuses: "",
+    run: run_chosen,
+};
+
+/// Which rows are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    Last,
+    Tail,
+    Chosen,
+}
+
 /// The input whose size is the number of rows; its elements are not read.
 pub const ROWS: &str = "logits_rows";
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
-    cut(edit, false)
+    cut(edit, Kept::Last)
 }
 
 fn run_many(edit: &mut Edit<'_>) -> Result<()> {
-    cut(edit, true)
+    cut(edit, Kept::Tail)
 }
 
-fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
+fn run_chosen(edit: &mut Edit<'_>) -> Result<()> {
+    cut(edit, Kept::Chosen)
+}
+
+fn cut(edit: &mut Edit<'_>, kept: Kept) -> Result<()> {
     let logits = edit.output("logits").map(|v| behind(edit, v));
     // A sequence-first model swaps batch and sequence at the end.
     let exchanged = logits.and_then(|v| transposed(edit, v, &[1, 0, 2]));
@@ -61,13 +82,30 @@ fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
     };
     let (x, op, mut inputs) = (input(node, 0), node.op.clone(), node.inputs.clone());
     let (name, origin) = (node.name.clone(), node.origin.clone());
-    if !edit.begin("only the last rows of the logits are computed") {
+    if !edit.begin("only some rows of the logits are computed") {
         return Ok(());
     }
-    let start = if many {
-        Some(minus_rows(edit, &name, &origin, x, axis)?)
-    } else {
-        Some(edit.add_int(&format!("{name}/last_row/start"), -1)?)
+    let start = match kept {
+        Kept::Tail => Some(minus_rows(edit, &name, &origin, x, axis)?),
+        Kept::Last => Some(edit.add_int(&format!("{name}/last_row/start"), -1)?),
+        Kept::Chosen => {
+            let chosen = added(edit, CHOSEN, vec![Dim::from(&Symbol::new(CHOSEN))])?;
+            let row = edit.add_value(&format!("{name}/chosen_rows"), None);
+            let gather = Box::new(Gather { axis });
+            let operands = vec![x, Some(chosen)];
+            edit.add_node(
+                &format!("{name}/chosen_rows"),
+                origin.clone(),
+                gather,
+                operands,
+                vec![row],
+            );
+            if let Some(first) = inputs.first_mut() {
+                *first = Some(row);
+            }
+            edit.replace_node(id, op, inputs, origin);
+            return Ok(());
+        }
     };
     let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/last_row/{what}"), v).map(Some);
     let (end, axes) = (list("end", i64::MAX)?, list("axes", axis)?);

@@ -8,12 +8,14 @@ mod kv_q8;
 mod last_row;
 mod masks;
 mod quantize_activations;
+mod rows;
 mod window;
 
 pub use causal::CAUSAL;
 pub use greedy::{GREEDY, TOKEN};
 pub use kv_cache::KV_CACHE;
 pub use kv_q8::KV_Q8;
-pub use last_row::{LAST_ROW, LAST_ROWS, ROWS};
+pub use last_row::{CHOSEN_ROWS, LAST_ROW, LAST_ROWS, ROWS};
 pub use quantize_activations::{INT8_ACTIVATIONS, INT16_ACTIVATIONS};
+pub use rows::{CHOSEN, PAGES, PLACES, ROW_INPUTS, ROW_POOL, TILES, refusal};
 pub use window::WINDOW;

@@ -1,0 +1,168 @@
+//! Rows of several sequences in one run: the cache becomes a pool of pages, appends become
+//! scatters, and attention follows the pages of each sequence.
+//!
+//! A *row* is a token of a sequence. The new inputs say for each row where it is stored
+//! ([`PLACES`]), and for rows of one sequence what they see ([`TILES`], [`PAGES`]); the logits of
+//! chosen rows are computed ([`CHOSEN`]). Positions must be an input. No other value may depend on
+//! the length of the cache, since sequences have different ones.
+
+use crate::error::{Error, Result, Stage};
+use crate::graph::op::attention::Attention;
+use crate::graph::op::attention_q8::AttentionQ8;
+use crate::graph::op::kv_append::KvAppend;
+use crate::graph::op::kv_append_q8::KvAppendQ8;
+use crate::graph::op::paged_attention::{PagedAttention, TILE};
+use crate::graph::op::rotary_append::RotaryAppend;
+use crate::graph::pass::Pass;
+use crate::graph::pass::pattern::input;
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::num;
+use crate::shape::{Dim, Fact, Shape, Symbol};
+use crate::tensor::DType;
+use std::collections::{BTreeSet, HashSet};
+
+pub const ROW_POOL: Pass = Pass {
+    name: "rows",
+    does: "turns a decoder of one sequence into one of rows of several, with a cache in pages",
+    refuses: "windows; masks; values other than caches that depend on the length of the cache",
+    run,
+};
+
+/// For each row the row of the pool where its keys and values are stored, `i32 [rows]`; negative
+/// for none.
+pub const PLACES: &str = "row_places";
+/// `i32 [tiles, 4]`; see [`PagedAttention`].
+pub const TILES: &str = "row_tiles";
+/// `i32 [pages]`; see [`PagedAttention`].
+pub const PAGES: &str = "row_pages";
+/// The rows whose logits are computed, `i32 [chosen]`.
+pub const CHOSEN: &str = "chosen_rows";
+/// All inputs that passes for rows add.
+pub const ROW_INPUTS: [&str; 4] = [PLACES, TILES, PAGES, CHOSEN];
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
+    if let Some(why) = refusal(edit) {
+        log::debug!("no rows of several sequences: {why}");
+        return Ok(());
+    }
+    if !edit.begin("the cache becomes a pool of pages") {
+        return Ok(());
+    }
+    let rows = edit
+        .input("input_ids")
+        .and_then(|v| edit.value(v).fact.as_ref()?.shape.0.last().cloned());
+    let rows = rows.ok_or_else(|| Error::internal(Stage::Pass, "a decoder without rows"))?;
+    let symbol = |name: &str| Dim::from(&Symbol::new(name));
+    let places = added(edit, PLACES, vec![rows])?;
+    let tiles = added(edit, TILES, vec![symbol(TILES), num::signed(TILE).into()])?;
+    let pages = added(edit, PAGES, vec![symbol(PAGES)])?;
+    let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
+    for id in ids {
+        let Some(node) = edit.node(id) else { continue };
+        let (op, mut inputs, origin) = (node.op.clone(), node.inputs.clone(), node.origin.clone());
+        if let Some(at) = places_operand(node) {
+            inputs.truncate(at);
+            inputs.push(Some(places));
+            edit.replace_node(id, op, inputs, origin);
+        } else if let Some(attention) = attention(node).cloned() {
+            inputs.truncate(3);
+            inputs.extend([Some(tiles), Some(pages)]);
+            edit.replace_node(id, Box::new(PagedAttention { attention }), inputs, origin);
+        }
+    }
+    Ok(())
+}
+
+/// Adds an input of integers.
+pub(super) fn added(edit: &mut Edit<'_>, name: &str, sizes: Vec<Dim>) -> Result<ValueId> {
+    if edit.find(name).is_some() {
+        let what = format!("\"{name}\": the model already has a value with this name");
+        return Err(Error::other(Stage::Pass, what));
+    }
+    let v = edit.add_value(name, Some(Fact::new(DType::I32, Shape(sizes))));
+    edit.add_input(v);
+    Ok(v)
+}
+
+/// The position of the operand with places, if a node appends to caches.
+fn places_operand(node: &Node) -> Option<usize> {
+    if node.op.downcast::<KvAppend>().is_some() || node.op.downcast::<KvAppendQ8>().is_some() {
+        return Some(2);
+    }
+    node.op.downcast::<RotaryAppend>().map(|_| 7)
+}
+
+/// The axis along which a node appends.
+fn append_axis(node: &Node) -> Option<usize> {
+    let float = node.op.downcast::<KvAppend>().map(|op| op.axis);
+    let rotary = node.op.downcast::<RotaryAppend>().map(|op| op.axis);
+    float.or(rotary).or(node.op.downcast::<KvAppendQ8>().map(|_| 1))
+}
+
+fn attention(node: &Node) -> Option<&Attention> {
+    let q8 = node.op.downcast::<AttentionQ8>().map(|op| &op.attention);
+    node.op.downcast::<Attention>().or(q8)
+}
+
+/// Why a decoder cannot run rows of several sequences; `None` if it can.
+pub fn refusal(g: &Graph) -> Option<String> {
+    let Some(first) = g.states().first() else {
+        return Some("it has no cache".to_owned());
+    };
+    let past = &first.past;
+    if let Some(s) = g.states().iter().find(|s| s.window.is_some() || s.past != *past) {
+        let name = &g.value(s.input).name;
+        return Some(format!(
+            "the cache \"{name}\" has a window or a length of its own"
+        ));
+    }
+    let inputs: HashSet<ValueId> = g.states().iter().map(|s| s.input).collect();
+    let outputs: HashSet<ValueId> = g.states().iter().map(|s| s.output).collect();
+    for (_, node) in g.nodes() {
+        let what = |why: &str| Some(format!("node \"{}\" ({}): {why}", node.name, node.op.name()));
+        let appends = append_axis(node);
+        let attends = attention(node);
+        for (i, v) in node
+            .inputs
+            .iter()
+            .enumerate()
+            .filter_map(|(i, v)| Some((i, (*v)?)))
+        {
+            if inputs.contains(&v) && appends.is_none() {
+                return what("it reads a cache");
+            }
+            if outputs.contains(&v) && !(attends.is_some() && (i == 1 || i == 2)) {
+                return what("it reads a cache, but is no attention");
+            }
+        }
+        if appends.is_some_and(|axis| axis != 1) {
+            return what("the cache does not grow along axis 1");
+        }
+        let Some(op) = attends else { continue };
+        let cached = [1, 2]
+            .iter()
+            .all(|i| input(node, *i).is_some_and(|v| outputs.contains(&v)));
+        if !cached || !op.causal || op.window.is_some() || input(node, 3).is_some() {
+            return what("it is not causal attention to a cache alone");
+        }
+    }
+    for v in g.values().filter(|v| v.producer.is_some()) {
+        let Some(fact) = &v.fact else { continue };
+        let is_cache = g.find(&v.name).is_some_and(|id| outputs.contains(&id));
+        if !is_cache && depends(fact, past) {
+            return Some(format!("value \"{}\" depends on the length of the cache", v.name));
+        }
+    }
+    None
+}
+
+/// Whether the shape or known elements depend on a symbol.
+fn depends(fact: &Fact, symbol: &Symbol) -> bool {
+    let mut symbols = BTreeSet::new();
+    fact.shape.0.iter().for_each(|d| d.symbols(&mut symbols));
+    fact.as_dims()
+        .into_iter()
+        .flatten()
+        .for_each(|d| d.symbols(&mut symbols));
+    symbols.contains(symbol)
+}

@@ -1,0 +1,361 @@
+//! Runs rows of several sequences in one step, over a cache in pages.
+
+use super::{Decoder, DeviceDecoder, SequenceConfig};
+use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend};
+use crate::cache::Store;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::executor::{Executor, Program};
+use crate::graph::op::paged_attention::{PAGE, TILE, tile_rows};
+use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
+use crate::llm::roles;
+use crate::note::Note;
+use crate::num::{self, signed};
+use crate::plan::{Options, Plan};
+use crate::shape::{Bindings, Symbol};
+use crate::tensor::{DType, HostTensor};
+use crate::validate::first_run::{FirstRun, Observer};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Tokens of a step that validates kernels: more than one row tile of most kernels.
+const SAMPLE: usize = 12;
+
+/// Sizes for which rows of several sequences are planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchConfig {
+    /// Pages of the cache, of [`PAGE`] tokens each.
+    pub pages: usize,
+    /// Maximum number of tokens of a sequence.
+    pub context: usize,
+    /// Maximum number of rows of a step.
+    pub rows: usize,
+}
+
+/// Consecutive tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    /// At least one.
+    pub tokens: &'a [u32],
+    /// Position of the first token. The cache holds all tokens before it.
+    pub start: usize,
+    /// The pages of the sequence, for all positions up to that of the last token.
+    pub pages: &'a [u32],
+    /// How many of the last tokens need logits.
+    pub logits: usize,
+    /// Each token is computed as if it were the only one of its sequence in the step. A token that
+    /// was generated, and is fed again, then gets the same keys and values as before.
+    pub alone: bool,
+}
+
+/// Tables of a step.
+#[derive(Default)]
+struct Tables {
+    tokens: Vec<u32>,
+    positions: Vec<i64>,
+    places: Vec<i64>,
+    tiles: Vec<i64>,
+    pages: Vec<i64>,
+    chosen: Vec<i64>,
+}
+
+impl Tables {
+    fn of(spans: &[Span<'_>], tile: usize) -> Result<Self> {
+        let mut all = Self::default();
+        for span in spans {
+            let table = all.pages.len();
+            let needed = (span.start + span.tokens.len()).div_ceil(PAGE);
+            let pages = span.pages.get(..needed).ok_or_else(|| {
+                let what = format!("a span needs {needed} pages, but has {}", span.pages.len());
+                Error::internal(Stage::Run, what)
+            })?;
+            all.pages.extend(pages.iter().map(|p| i64::from(*p)));
+            let first = all.tokens.len();
+            all.tokens.extend_from_slice(span.tokens);
+            for (position, page) in (span.start..)
+                .take(span.tokens.len())
+                .map(|p| (p, pages.get(p / PAGE)))
+            {
+                all.positions.push(signed(position));
+                let page = page.map_or(0, |p| i64::from(*p));
+                all.places.push(page * signed(PAGE) + signed(position % PAGE));
+            }
+            let mut done = 0;
+            while done < span.tokens.len() {
+                let position = span.start + done;
+                // Tiles depend on positions alone, so that results do not depend on the step.
+                let most = if span.alone { 1 } else { tile - position % tile };
+                let count = most.min(span.tokens.len() - done);
+                all.tiles
+                    .extend([first + done, count, table, position + 1].map(signed));
+                done += count;
+            }
+            let skipped = span.tokens.len().saturating_sub(span.logits);
+            all.chosen.extend((first + skipped..all.tokens.len()).map(signed));
+        }
+        if all.chosen.is_empty() {
+            all.chosen.push(0);
+        }
+        Ok(all)
+    }
+
+    /// Checks that rows exist and have places of their own in a cache of `pages` pages.
+    fn check(&self, config: &BatchConfig) -> Result<()> {
+        let wrong = |what: String| Err(Error::internal(Stage::Run, what));
+        if self.tokens.is_empty() || self.tokens.len() > config.rows {
+            return wrong(format!(
+                "a step of {} rows, of 1 to {}",
+                self.tokens.len(),
+                config.rows
+            ));
+        }
+        if let Some(page) = self.pages.iter().find(|p| **p >= signed(config.pages)) {
+            return wrong(format!("page {page} of a cache of {}", config.pages));
+        }
+        if let Some(p) = self.positions.iter().find(|p| **p >= signed(config.context)) {
+            return wrong(format!("position {p} in a context of {}", config.context));
+        }
+        let mut seen = HashSet::with_capacity(self.places.len());
+        match self.places.iter().find(|p| !seen.insert(**p)) {
+            Some(place) => wrong(format!("two rows at place {place}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The values of the symbols of a plan for `most` rows.
+    fn bindings(&self, decoder: &Decoder, most: usize) -> Bindings {
+        let mut b = Bindings::new();
+        if most > 1 {
+            b.set(&decoder.sequence, signed(self.tokens.len()));
+        }
+        b.set(&Symbol::new(TILES), signed(self.tiles.len() / TILE))
+            .set(&Symbol::new(PAGES), signed(self.pages.len()))
+            .set(&Symbol::new(CHOSEN), signed(self.chosen.len()));
+        b
+    }
+
+    /// Uploads the tables as inputs of a plan.
+    fn write(&self, decoder: &Decoder, executor: &mut Executor, plan: usize) -> Result<()> {
+        decoder.check_tokens(&self.tokens)?;
+        for (name, tensor) in roles::row_inputs(&decoder.graph, &self.tokens, &self.positions)? {
+            executor.write(plan, name, &tensor)?;
+        }
+        let tiles = self.tiles.len() / TILE;
+        for (name, shape, data) in [
+            (PLACES, &[self.places.len()][..], &self.places),
+            (TILES, &[tiles, TILE], &self.tiles),
+            (PAGES, &[self.pages.len()], &self.pages),
+            (CHOSEN, &[self.chosen.len()], &self.chosen),
+        ] {
+            let tensor = HostTensor::from_ints(DType::I32, shape, data);
+            let tensor = tensor.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
+            executor.write(plan, name, &tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Decoder {
+    /// Numbers of rows with plans of their own, ascending.
+    fn row_plans(caps: &Caps, config: &BatchConfig) -> Vec<usize> {
+        let lengths = SequenceConfig {
+            chunk: config.rows,
+            ..SequenceConfig::of(config.context).on(caps)
+        };
+        let mut all = vec![1, config.rows];
+        all.extend(
+            lengths
+                .short_prefill
+                .into_iter()
+                .filter(|n| (2..config.rows).contains(n)),
+        );
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn row_plan(&self, caps: &Caps, config: &BatchConfig, most: usize) -> Result<Plan> {
+        let pool = signed(config.pages * PAGE);
+        let mut options = Options {
+            float: self.float_on(caps),
+            state_float: Some(self.state_float_on(caps)),
+            state_rows: pool,
+            ..Options::default()
+        };
+        options.fixed.set(&self.past, pool);
+        match most {
+            1 => options.fixed.set(&self.sequence, 1),
+            _ => options.bounds.set(&self.sequence, signed(most)),
+        };
+        let pages = most.saturating_mul(config.context.div_ceil(PAGE));
+        options
+            .bounds
+            .set(&Symbol::new(TILES), signed(most))
+            .set(&Symbol::new(PAGES), signed(pages))
+            .set(&Symbol::new(CHOSEN), signed(most));
+        let graph = if most == 1 { self.step_graph() } else { &self.graph };
+        Plan::compile(graph, caps, &options)
+    }
+}
+
+/// A decoder on a device that runs rows of several sequences.
+#[derive(Debug)]
+pub struct BatchModel {
+    decoder: Arc<Decoder>,
+    executor: Executor,
+    config: BatchConfig,
+    /// For each plan the most rows, ascending.
+    most: Vec<usize>,
+    /// The plan of the last step, and its number of rows with logits.
+    ran: Option<(usize, usize)>,
+}
+
+impl BatchModel {
+    /// Plans `decoder`, which has [`Logits::Chosen`](super::Logits::Chosen), for a device, uploads
+    /// its weights unless `beside` has them, and validates kernels that are not in `store`. Errors:
+    /// too little memory; a kernel without an alternative gives wrong results.
+    pub fn load(
+        decoder: Decoder,
+        mut backend: SharedBackend,
+        config: &BatchConfig,
+        beside: Option<&DeviceDecoder>,
+        store: Option<Arc<Store>>,
+    ) -> Result<(Self, Vec<Note>)> {
+        let decoder = Arc::new(decoder);
+        let most = Decoder::row_plans(backend.caps(), config);
+        let mut first = FirstRun::new(backend.caps(), store);
+        loop {
+            let caps = backend.caps().clone();
+            let plans = most.iter().map(|most| decoder.row_plan(&caps, config, *most));
+            let plans = plans.collect::<Result<Vec<_>>>()?;
+            if first.quarantine_unbuilt(&mut backend, &plans)? {
+                continue;
+            }
+            let program = Arc::new(Program::load_beside(
+                backend.clone(),
+                decoder.graph(),
+                plans,
+                decoder.weights,
+                beside.map(|b| b.program.clone()),
+                &mut |_, _| {},
+            )?);
+            let mut model = Self {
+                decoder: decoder.clone(),
+                executor: Executor::of(&program)?,
+                config: *config,
+                most: most.clone(),
+                ran: None,
+            };
+            if first.validate(&mut backend, &program, &mut |observer| model.observe(observer))? {
+                return Ok((model, first.notes().to_vec()));
+            }
+        }
+    }
+
+    /// Runs each plan that `observer` needs over a few tokens.
+    fn observe(&mut self, observer: &mut Observer<'_>) -> Result<()> {
+        if observer.is_empty() {
+            return Ok(());
+        }
+        for (plan, most) in self.most.clone().into_iter().enumerate() {
+            if !self.executor.plan(plan).is_some_and(|p| observer.wants(p)) {
+                continue;
+            }
+            let count = SAMPLE.min(most).min(self.config.context);
+            let tokens: Vec<u32> = (0..count)
+                .map(|i| self.decoder.sample_token(i))
+                .collect::<Result<_>>()?;
+            let span = Span {
+                tokens: &tokens,
+                start: 0,
+                pages: &[0],
+                logits: count,
+                alone: false,
+            };
+            let tables = Tables::of(&[span], self.tile())?;
+            let bindings = tables.bindings(&self.decoder, most);
+            loop {
+                tables.write(&self.decoder, &mut self.executor, plan)?;
+                if !observer.run(&mut self.executor, plan, &bindings)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn profile(&self) -> &DeviceProfile {
+        &self.executor.caps().profile
+    }
+
+    fn tile(&self) -> usize {
+        tile_rows(self.profile())
+    }
+
+    /// The sizes for which it was loaded.
+    pub fn config(&self) -> BatchConfig {
+        self.config
+    }
+
+    /// Entries per row of logits.
+    pub fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+
+    /// Runs one step. Spans must not write the same rows of the cache. Afterwards the rows of
+    /// logits are those that the spans asked for, in order; one row if none did.
+    pub fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
+        self.ran = None;
+        let tables = Tables::of(spans, self.tile())?;
+        tables.check(&self.config)?;
+        let rows = tables.tokens.len();
+        let plan = self.most.iter().position(|most| rows <= *most);
+        let plan = plan.ok_or_else(|| Error::internal(Stage::Run, "a step without a plan"))?;
+        let most = self.most.get(plan).copied().unwrap_or(1);
+        tables.write(&self.decoder, &mut self.executor, plan)?;
+        self.executor.run(plan, &tables.bindings(&self.decoder, most))?;
+        self.ran = Some((plan, tables.chosen.len()));
+        Ok(())
+    }
+
+    fn ran(&self) -> Result<(usize, usize)> {
+        self.ran
+            .ok_or_else(|| Error::internal(Stage::Run, "logits before a step"))
+    }
+
+    /// Reads `rows` rows of logits of the last step, from row `first` on.
+    pub fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let (plan, all) = self.ran()?;
+        if first + rows > all {
+            let what = format!("rows {first} to {} of {all} rows of logits", first + rows);
+            return Err(Error::internal(Stage::Run, what));
+        }
+        let vocab = self.decoder.vocab;
+        logits.resize(rows * vocab, 0.0);
+        self.executor.read_f32(plan, "logits", first * vocab, logits)
+    }
+
+    /// The IDs of the largest logits of each row of the last step.
+    pub fn most_likely(&mut self) -> Result<Vec<u32>> {
+        let (plan, rows) = self.ran()?;
+        if self.decoder.graph.output(TOKEN).is_none() {
+            let mut logits = Vec::new();
+            self.logits(0, rows, &mut logits)?;
+            let vocab = self.decoder.vocab.max(1);
+            return logits.chunks(vocab).map(crate::llm::sampler::arg_max).collect();
+        }
+        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
+        let ids = self
+            .executor
+            .read(plan, TOKEN)?
+            .to_i64()
+            .map_err(|e| wrong(e.to_string()))?;
+        let id = |i: &i64| num::exact(*i, "a token ID").map_err(|e| wrong(e.to_string()));
+        ids.iter().map(id).collect()
+    }
+}
+
+/// The error for a decoder whose rows cannot be those of several sequences.
+pub(super) fn refused(why: &str) -> Error {
+    let what = format!("several sequences need a form that this model does not have: {why}");
+    Error::other(Stage::Pass, what).of_kind(ErrorKind::Unsupported)
+}
