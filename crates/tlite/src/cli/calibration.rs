@@ -34,6 +34,9 @@ pub enum CalibratedBy {
     AwqGptq,
 }
 
+/// Number of tokens of a calibration text that are used by default.
+const TOKENS: usize = 8192;
+
 /// Options of the methods that run the model over a text.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Calibration")]
@@ -45,9 +48,9 @@ pub struct CalibrationOptions {
     /// with one folder per item that holds NAME.npy for each input.
     #[arg(long, value_name = "PATH")]
     calibration: Option<PathBuf>,
-    /// Use the first N tokens of the text
-    #[arg(long, value_name = "N", default_value = "8192", value_parser = from_one, hide_short_help = true)]
-    calibration_tokens: NonZeroUsize,
+    /// Use the first N tokens of the text [default: 8192]
+    #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
+    calibration_tokens: Option<NonZeroUsize>,
     /// Where the model runs.
     #[command(flatten)]
     on: DeviceOptions,
@@ -63,9 +66,10 @@ impl CalibrationOptions {
         self.calibration.as_deref()
     }
 
-    /// True if a type of activations is given.
-    pub fn has_float(&self) -> bool {
-        self.float.is_some()
+    /// The first given option that applies to weight formats only.
+    pub fn of_weights(&self) -> Option<&'static str> {
+        let tokens = self.calibration_tokens.map(|_| "--calibration-tokens");
+        tokens.or(self.float.map(|_| "--float"))
     }
 
     /// Where the model runs.
@@ -125,7 +129,7 @@ pub fn with_methods<T>(
     let progress = |p: Progress| {
         bar.set_message(format!("calibration, window {} of {}", p.done, p.total));
     };
-    let limit = given.calibration_tokens.get();
+    let limit = given.calibration_tokens.map_or(TOKENS, NonZeroUsize::get);
     let calibration = Calibration::new(&text, window, limit, &place, &open, &progress)?;
     let graph = import(&folder.onnx())?;
     let products = Products::of(&graph);

@@ -189,13 +189,13 @@ impl Args {
             ("--method", self.method.is_some()),
             ("--group-size", self.group_size.is_some()),
             ("--head-bits", self.head_bits.is_some()),
-            ("--float", self.calibration.has_float()),
         ];
         let unused = match int8 {
             true => weights
                 .into_iter()
                 .find(|(_, given)| *given)
-                .map(|(option, _)| option),
+                .map(|(option, _)| option)
+                .or(self.calibration.of_weights()),
             false => self.int8.given().or(self.pictures.given()),
         };
         match unused {

@@ -151,6 +151,12 @@ fn int8_refuses_bad_sets_and_options() {
     fails(&command, 2, &["--calibration"]);
     let with = |more: &[&'static str]| [quantize(&model, &out, &set), more.to_vec()].concat();
     fails(&with(&["--method", "gptq"]), 2, &["--method", "int8"]);
+    fails(&with(&["--float", "f16"]), 2, &["--float", "int8"]);
+    fails(
+        &with(&["--calibration-tokens", "9"]),
+        2,
+        &["--calibration-tokens", "int8"],
+    );
     fails(&with(&["--percentile", "99"]), 2, &["--percentile", "percentile"]);
     fails(&with(&["--keep-float", "other"]), 2, &["--keep-float", "other"]);
     // Pictures beside a tensor.
@@ -172,11 +178,15 @@ fn int8_notes_that_pictures_keep_their_sizes() {
     let dir = folder_with(|| "side".into());
     let at = |name: &str| dir.path().join(name);
     let (model, set) = (at("net.onnx"), at("set"));
+    // One other file counts; a hidden one does not.
+    std::fs::write(set.join("other.webp"), "").unwrap();
+    std::fs::write(set.join("._0.png"), "").unwrap();
     for (more, notes) in [(&[][..], 1), (&["--image-size", "8x8"], 0)] {
         let out = at(&format!("out{notes}.onnx"));
         let output = tlite(&[quantize(&model, &out, &set), more.to_vec()].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert_eq!(stderr(&output).matches("--image-size").count(), notes);
+        assert!(stderr(&output).contains("1 file ignored"), "{}", stderr(&output));
     }
 }
 

@@ -5,6 +5,7 @@ use crate::cli::options::read_text;
 use crate::files::{self, npy};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::graph::Graph;
 use transformer_lite::unstable::llm::Tokenizer;
 use transformer_lite::unstable::num;
@@ -39,6 +40,8 @@ pub struct Items<'a> {
     /// Names and sources.
     all: Vec<(String, Source)>,
     pictures: bool,
+    /// Files in folders that are not items.
+    ignored: usize,
 }
 
 fn refused(what: impl Into<String>) -> Error {
@@ -63,6 +66,7 @@ impl<'a> Items<'a> {
             tokenizer: None,
             all: Vec::new(),
             pictures: false,
+            ignored: 0,
         };
         if path.is_dir() {
             items.folder(path)?;
@@ -108,10 +112,14 @@ impl<'a> Items<'a> {
         Ok(items)
     }
 
-    /// Notes on options for pictures that the model probably needs.
+    /// Notes on files that are no items, and on options for pictures that the model probably needs.
     pub fn suggestions(&self, graph: &Graph) -> Result<Vec<String>> {
+        let ignored = (self.ignored > 0).then(|| {
+            let files = count_text(self.ignored, "file");
+            format!("{files} ignored in the calibration set; .png, .jpg and .npy are read")
+        });
         if !self.pictures {
-            return Ok(Vec::new());
+            return Ok(ignored.into_iter().collect());
         }
         let mut outputs = Vec::new();
         for v in graph.outputs() {
@@ -128,6 +136,7 @@ impl<'a> Items<'a> {
         let (_, input) = self.only_input()?;
         let pictures = self.task.pictures;
         let notes = [
+            ignored,
             pictures.suggestion(input, &outputs),
             pictures.open_size(input).map(str::to_owned),
         ];
@@ -171,6 +180,11 @@ impl<'a> Items<'a> {
             entries.push(entry.map_err(|e| Error::io("cannot read", path, e))?.path());
         }
         entries.sort();
+        // Hidden files are those of the system.
+        entries.retain(|e| {
+            !e.file_name()
+                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."))
+        });
         for entry in entries {
             let usable =
                 files::is_picture(&entry) || entry.extension().is_some_and(|e| e == "npy" || e == "pb");
@@ -183,7 +197,7 @@ impl<'a> Items<'a> {
                 (false, false) if usable => {
                     self.only_input()?;
                 }
-                (false, _) => {}
+                (false, _) => self.ignored += 1,
             }
         }
         Ok(())
