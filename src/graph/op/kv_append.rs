@@ -80,11 +80,7 @@ impl Op for KvAppend {
             )));
         }
         let count = new.count()?;
-        let places = places(cx, 2)?;
-        let (live, start) = match places {
-            Some(_) => cx.live(&0.into()),
-            None => cx.live(&state.0[self.axis].mul(&row)?),
-        };
+        let (places, live, start) = destination(cx, 2, &state.0[self.axis].mul(&row)?)?;
         let call = Call::new(&KERNEL, 64);
         let call = match ring(cx, &state.0[self.axis], &new.0[self.axis], &row)? {
             Some(elements) if places.is_none() => call.define("RING", elements),
@@ -128,13 +124,17 @@ pub(super) fn check_places(places: &Fact, rows: Option<&Dim>) -> OpResult<()> {
     ))
 }
 
-/// The operand with places, if there is one.
-pub(super) fn places(cx: &mut LowerCx<'_>, i: usize) -> OpResult<Option<Operand>> {
-    if cx.has(i) {
-        cx.input(i).map(Some)
-    } else {
-        Ok(None)
-    }
+/// Where new rows go: operand `i` with places, if there is one; else after the first `past`
+/// elements or rows, with the table that holds this number and its position there.
+pub(super) fn destination(
+    cx: &mut LowerCx<'_>,
+    i: usize,
+    past: &Dim,
+) -> OpResult<(Option<Operand>, Operand, Dim)> {
+    let places = if cx.has(i) { Some(cx.input(i)?) } else { None };
+    let start = if places.is_some() { 0.into() } else { past.clone() };
+    let (live, start) = cx.live(&start);
+    Ok((places, live, start))
 }
 
 /// The bytes of a state whose rows along `axis` are replaced by those of `new` at their places.

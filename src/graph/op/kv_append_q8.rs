@@ -9,7 +9,7 @@
 //! are rounded to nearest, ties to even.
 
 use super::case::{Case, given, input};
-use super::kv_append::{check_places, places, ring, scattered};
+use super::kv_append::{check_places, destination, ring, scattered};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::lower::{Call, Location, LowerCx};
@@ -122,11 +122,7 @@ impl Op for KvAppendQ8 {
             )));
         };
         let rows = product(&new.0[..AXIS + 2])?;
-        let places = places(cx, 2)?;
-        let (live, start) = match places {
-            Some(_) => cx.live(&0.into()),
-            None => cx.live(&state.0[AXIS].mul(heads)?),
-        };
+        let (places, live, start) = destination(cx, 2, &state.0[AXIS].mul(heads)?)?;
         let call = Call::new(&KERNEL, ITEMS);
         let call = match ring(cx, &state.0[AXIS], &new.0[AXIS], heads)? {
             Some(rows) if places.is_none() => call.define("RING", rows),

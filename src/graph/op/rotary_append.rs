@@ -9,7 +9,7 @@
 //! same memory. With an eighth operand, places `[n]`, rows are scattered as in [`KvAppend`].
 
 use super::case::{Case, input};
-use super::kv_append::{KvAppend, places};
+use super::kv_append::{KvAppend, destination};
 use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
@@ -93,11 +93,7 @@ impl Op for RotaryAppend {
         let row = product(past.0.get(2..).unwrap_or_default())?;
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
-        let places = places(cx, 7)?;
-        let (live, start) = match places {
-            Some(_) => cx.live(&0.into()),
-            None => cx.live(&rows.mul(&row)?),
-        };
+        let (places, live, start) = destination(cx, 7, &rows.mul(&row)?)?;
         let mut call = Call::new(&KERNEL, 64);
         if self.pairs == Pairs::Neighbours {
             call = call.define("NEIGHBOURS", 1);

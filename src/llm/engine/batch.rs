@@ -1,5 +1,6 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
+use super::device::chosen;
 use super::{Decoder, DeviceDecoder, SequenceConfig};
 use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend};
 use crate::cache::Store;
@@ -9,7 +10,7 @@ use crate::graph::op::paged_attention::{PAGE, TILE, tile_rows};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
 use crate::llm::roles;
 use crate::note::Note;
-use crate::num::{self, signed};
+use crate::num::signed;
 use crate::plan::{Options, Plan};
 use crate::shape::{Bindings, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -343,14 +344,7 @@ impl BatchModel {
             let vocab = self.decoder.vocab.max(1);
             return logits.chunks(vocab).map(crate::llm::sampler::arg_max).collect();
         }
-        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
-        let ids = self
-            .executor
-            .read(plan, TOKEN)?
-            .to_i64()
-            .map_err(|e| wrong(e.to_string()))?;
-        let id = |i: &i64| num::exact(*i, "a token ID").map_err(|e| wrong(e.to_string()));
-        ids.iter().map(id).collect()
+        chosen(&mut self.executor, plan, rows)
     }
 }
 

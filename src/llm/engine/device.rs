@@ -137,14 +137,7 @@ impl DeviceModel {
 
     /// IDs of the largest logits of the last run.
     fn chosen(&mut self, Ran { plan, rows }: Ran) -> Result<Vec<u32>> {
-        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
-        let ids = self.executor.read(plan, TOKEN)?.to_i64();
-        let ids = ids.map_err(|e| wrong(e.to_string()))?;
-        if ids.len() != rows {
-            return Err(wrong(format!("found {} tokens, expected {rows}", ids.len())));
-        }
-        let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("invalid token ID {i}")));
-        ids.iter().map(id).collect()
+        chosen(&mut self.executor, plan, rows)
     }
 
     /// Runs one chunk of `tokens` and returns the time of each step.
@@ -156,6 +149,18 @@ impl DeviceModel {
         self.len += tokens.len();
         Ok(times)
     }
+}
+
+/// The IDs of the largest logits of the last run of a plan, which has the output [`TOKEN`].
+pub(super) fn chosen(executor: &mut Executor, plan: usize, rows: usize) -> Result<Vec<u32>> {
+    let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
+    let ids = executor.read(plan, TOKEN)?.to_i64();
+    let ids = ids.map_err(|e| wrong(e.to_string()))?;
+    if ids.len() != rows {
+        return Err(wrong(format!("found {} tokens, expected {rows}", ids.len())));
+    }
+    let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("invalid token ID {i}")));
+    ids.iter().map(id).collect()
 }
 
 impl LanguageModel for DeviceModel {

@@ -271,7 +271,7 @@ pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
             return Ok(());
         }
     }
-    // Where there are no numbers, ranges tell.
+    // An input of NaN alone is refused with its range.
     let Some((name, (value, _))) = extremes.iter().find(|(_, (low, _))| low.is_finite()) else {
         return Ok(());
     };

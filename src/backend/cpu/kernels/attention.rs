@@ -156,10 +156,10 @@ impl Problem {
 }
 
 impl Attention {
-    /// Number of sequences. (GPU kernels get a different number in this parameter: the vectors of
-    /// a row.)
+    /// Number of sequences, one after another; tiles say what is whose themselves. (GPU kernels get
+    /// a different number in this parameter: the vectors of a row.)
     fn batch(&self, args: &Args) -> usize {
-        args.parts
+        if args.tiles.is_some() { 1 } else { args.parts }
     }
 
     /// Vectors of a row that share a key head.
@@ -171,7 +171,7 @@ impl Attention {
     fn states(&self, args: &Args) -> ([Rows; 2], usize) {
         let rows = [(args.k, self.stored[0]), (args.v, self.stored[1])]
             .map(|(m, stored)| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring));
-        let batch = if args.tiles.is_some() { 1 } else { self.batch(args) };
+        let batch = self.batch(args);
         let [k, v] = rows;
         (rows, k.room(args.k, batch).min(v.room(args.v, batch)))
     }
@@ -230,38 +230,30 @@ impl Attention {
         Some((tiles.get(..args.parts.min(tiles.len()))?, pages))
     }
 
-    /// The dispatch of one tile; `None` if it has no rows, or some that do not exist.
-    fn of_tile(&self, args: &Args, tile: &Tile, pages: &[i32]) -> Option<Problem> {
+    /// The part of a dispatch in pages that is one tile; `None` if it has no rows, or some that do
+    /// not exist.
+    fn of_tile(&self, whole: &Problem, args: &Args, tile: &Tile, pages: &[i32]) -> Option<Problem> {
         let mut numbers = [0; 4];
         for (to, from) in numbers.iter_mut().zip(tile) {
             *to = usize::try_from(*from).ok()?;
         }
         let [first, rows, table, seen] = numbers;
-        let (group, row) = (Self::group(args), args.heads * self.dim);
-        if rows == 0 || group == 0 || first.saturating_add(rows) > args.rows {
+        if rows == 0 || first.saturating_add(rows) > whole.rows {
             return None;
         }
-        let ([k, v], room) = self.states(args);
+        let (_, room) = self.states(args);
+        let y = first * whole.heads * whole.dim;
         let live = seen.saturating_add(rows - 1);
         let table = pages.get(table..)?.get(..live.div_ceil(BLOCK))?;
         let holds = |page: &i32| usize::try_from(*page).is_ok_and(|p| p < room / BLOCK);
         table.iter().all(holds).then_some(Problem {
-            dim: self.dim,
-            heads: args.heads,
-            kv_heads: args.kv_heads,
-            group,
             rows,
-            batch: 1,
             live,
-            causal: true,
-            window: None,
-            scale: args.scale,
-            cap: self.capped.then_some(args.softcap),
-            mask: None,
-            q: args.q.as_ptr::<f32>().cast_const().wrapping_add(first * row),
-            y: first * row,
-            k: k.in_pages(table),
-            v: v.in_pages(table),
+            q: whole.q.wrapping_add(y),
+            y,
+            k: whole.k.in_pages(table),
+            v: whole.v.in_pages(table),
+            ..*whole
         })
     }
 
@@ -383,7 +375,7 @@ impl Kernel for Attention {
 
     fn fits(&self, args: &Args) -> bool {
         let Args { heads, rows, .. } = *args;
-        let batch = if args.tiles.is_some() { 1 } else { self.batch(args) };
+        let batch = self.batch(args);
         let count = product(&[batch, rows, heads, self.dim]);
         if count == 0 {
             return true;
@@ -441,21 +433,21 @@ impl Kernel for Attention {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         // SAFETY: by the contract.
+        let Some(p) = (unsafe { self.problem(args) }) else {
+            return;
+        };
+        // SAFETY: by the contract.
         if let Some((tiles, pages)) = unsafe { Self::tables(args) } {
             // Neighboring units differ in their head, and so take about as long.
             for i in (piece..tiles.len() * args.kv_heads).step_by(pieces.max(1)) {
                 let tile = tiles.get(i / args.kv_heads);
-                if let Some(p) = tile.and_then(|tile| self.of_tile(args, tile, pages)) {
+                if let Some(p) = tile.and_then(|tile| self.of_tile(&p, args, tile, pages)) {
                     // SAFETY: by the contract.
                     unsafe { self.tile(&p, store, i % args.kv_heads, scratch) };
                 }
             }
             return;
         }
-        // SAFETY: by the contract.
-        let Some(p) = (unsafe { self.problem(args) }) else {
-            return;
-        };
         if p.rows * p.group <= FEW {
             let cuts = self.cuts(args, pieces / p.batch);
             for i in part(p.batch * cuts[0] * cuts[1], 1, piece, pieces) {

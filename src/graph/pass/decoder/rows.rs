@@ -132,7 +132,7 @@ pub fn refusal(g: &Graph) -> Option<String> {
                 return what("it reads a cache");
             }
             if outputs.contains(&v) && !(attends.is_some() && (i == 1 || i == 2)) {
-                return what("it reads a cache, but is no attention");
+                return what("it reads a cache, but is not attention");
             }
         }
         if appends.is_some_and(|axis| axis != 1) {
@@ -146,14 +146,11 @@ pub fn refusal(g: &Graph) -> Option<String> {
             return what("it is not causal attention to a cache alone");
         }
     }
-    for v in g.values().filter(|v| v.producer.is_some()) {
-        let Some(fact) = &v.fact else { continue };
-        let is_cache = g.find(&v.name).is_some_and(|id| outputs.contains(&id));
-        if !is_cache && depends(fact, past) {
-            return Some(format!("value \"{}\" depends on the length of the cache", v.name));
-        }
-    }
-    None
+    let results = g.nodes().flat_map(|(_, n)| &n.outputs);
+    let depending = |v: &&ValueId| g.fact(**v).is_ok_and(|fact| depends(fact, past));
+    let mut others = results.filter(|v| !outputs.contains(v)).filter(depending);
+    let name = &g.value(*others.next()?).name;
+    Some(format!("value \"{name}\" depends on the length of the cache"))
 }
 
 /// Whether the shape or known elements depend on a symbol.

@@ -217,7 +217,7 @@ fn int8_refuses_reports_that_would_overwrite_models() {
     ]
     .concat();
     fails(&command, 2, &["--report", path(&picture)]);
-    // A file of which nothing is known.
+    // An unrelated file.
     let other = at("other.json");
     std::fs::write(&other, "{}").unwrap();
     let command = [quantize(&model, &file, &set), vec!["--report-json", path(&other)]].concat();

@@ -112,7 +112,7 @@ impl<'a> Items<'a> {
         Ok(items)
     }
 
-    /// Notes on files that are no items, and on options for pictures that the model probably needs.
+    /// Notes on ignored files, and on options for pictures that the model probably needs.
     pub fn suggestions(&self, graph: &Graph) -> Result<Vec<String>> {
         let ignored = (self.ignored > 0).then(|| {
             let files = count_text(self.ignored, "file");
