@@ -58,6 +58,11 @@ pub enum Note {
         /// Tokens in the window.
         length: usize,
     },
+    /// Several requests run one after another, not in common steps.
+    OneSequence {
+        /// Why.
+        why: String,
+    },
     /// The model uses its long-context form for short contexts too.
     LongContext {
         /// Tokens above which the model is meant to use the long form.
@@ -173,6 +178,7 @@ impl fmt::Display for Note {
                 "config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
                  poor beyond {length} tokens; use --context {length} to avoid this"
             ),
+            Self::OneSequence { why } => write!(f, "requests are answered one after another: {why}"),
             Self::LongContext { length, context } => write!(
                 f,
                 "with a context of {context} tokens, this model always uses its rotary embeddings for long contexts; \

@@ -433,6 +433,31 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, format!("writing state {index}"), e))
     }
 
+    /// Copies part `from` of a state over part `to`, of equal parts with `rows` rows each.
+    pub fn copy_state(&mut self, index: usize, from: u32, to: u32, rows: i64) -> Result<()> {
+        let slot = self.plan(0).and_then(|p| p.states.get(index));
+        let parts = slot.map_or(0, |s| (s.rows / rows.max(1)).unsigned_abs());
+        let bytes = slot.map_or(0, |s| s.bytes.checked_div(parts).unwrap_or(0));
+        let whole = self.state(index, 0)?;
+        let part = |part: u32| View {
+            offset: whole.offset + u64::from(part) * bytes,
+            len: bytes,
+            ..whole
+        };
+        let [from, to] = match parts > u64::from(from.max(to)) {
+            true => [part(from), part(to)],
+            false => {
+                let what = format!("parts {from} and {to} of state {index}, which has {parts}");
+                return Err(Error::internal(Stage::Run, what));
+            }
+        };
+        let bytes = num::exact(bytes, "bytes of a state").map_err(|e| Error::internal(Stage::Run, e))?;
+        let failed = |e| Error::device(Stage::Run, format!("copying rows of state {index}"), e);
+        self.bytes.resize(bytes, 0);
+        self.backend.read(from, &mut self.bytes).map_err(failed)?;
+        self.backend.write(to, &self.bytes).map_err(failed)
+    }
+
     /// Waits until all queued runs are done.
     pub fn wait(&mut self) -> Result<()> {
         self.backend

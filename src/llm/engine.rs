@@ -21,7 +21,7 @@ mod uncached;
 mod validate;
 
 pub use crate::graph::pass::Logits;
-pub use batch::{BatchConfig, BatchModel, Span};
+pub use batch::{BatchConfig, BatchModel, RowModel, Span};
 pub use build::DecoderBuilder;
 pub use decoder::Decoder;
 pub use device::DeviceModel;
@@ -107,7 +107,7 @@ pub trait Observe: LanguageModel {
     fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
 }
 
-fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
+pub(super) fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     if have + more > context {
         let what = format!("the cache holds {have} tokens; {more} more exceed the context of {context}");
         return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ContextExceeded));

@@ -1,7 +1,7 @@
 //! The generation loop: feed, sample, stop.
 
 use super::draft::Draft;
-use super::{Cancel, LanguageModel, Metrics, Progress, Sampler};
+use super::{Cancel, LanguageModel, LogProbs, Metrics, Progress, Sampler};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::quota;
 use std::collections::VecDeque;
@@ -23,6 +23,9 @@ pub struct DecodeOptions {
     pub slide: Option<usize>,
     /// Receives progress while a prompt takes several runs.
     pub progress: Progress,
+    /// If set, each token has its log-probability and those of so many most likely tokens
+    /// ([`Generator::log_probs`]).
+    pub log_probs: Option<usize>,
 }
 
 impl Default for DecodeOptions {
@@ -34,6 +37,7 @@ impl Default for DecodeOptions {
             cancel: Cancel::default(),
             slide: None,
             progress: Progress::default(),
+            log_probs: None,
         }
     }
 }
@@ -92,7 +96,9 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     /// The tokens after them: the rest of the cache, then those still to be fed.
     context: Vec<u32>,
     /// Sampled but not yet yielded.
-    ready: VecDeque<Token>,
+    ready: VecDeque<(Token, Option<LogProbs>)>,
+    /// Those of the last token yielded.
+    log_probs: Option<LogProbs>,
     logits: Vec<f32>,
     sampled: usize,
     /// Why generation ends once `ready` is empty.
@@ -141,6 +147,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             unknown: model.len(),
             context: prompt.to_vec(),
             ready: VecDeque::new(),
+            log_probs: None,
             model,
             sampler,
             options,
@@ -186,6 +193,23 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Counts and times so far.
     pub fn metrics(&self) -> Metrics {
         self.metrics
+    }
+
+    /// Log-probabilities at the last token yielded, if [`DecodeOptions::log_probs`] is set.
+    pub fn log_probs(&self) -> Option<&LogProbs> {
+        self.log_probs.as_ref()
+    }
+
+    /// True if the IDs of the largest logits are all that is needed.
+    fn is_greedy(&self) -> bool {
+        self.sampler.is_greedy() && self.options.log_probs.is_none()
+    }
+
+    /// The token for a row of logits, with its log-probabilities if they are wanted.
+    fn choose(&mut self, logits: &[f32]) -> Result<(u32, Option<LogProbs>)> {
+        let id = self.sampler.sample(logits)?;
+        let log_probs = self.options.log_probs.map(|top| LogProbs::of(logits, id, top));
+        Ok((id, log_probs))
     }
 
     /// The tokens in the cache whose IDs are known.
@@ -306,17 +330,20 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             }
             report(done);
             done += part.len();
-            if done == waiting.len() && self.sampler.is_greedy() {
+            if done == waiting.len() && self.is_greedy() {
                 let id = self.model.most_likely(part)?;
                 report(done);
-                return self.take(id);
+                return self.take(id, None);
             }
             self.model.forward(part, &mut self.logits)?;
         }
         report(done);
         self.check_logits(self.logits.len(), 1)?;
-        let id = self.sampler.sample(&self.logits)?;
-        self.take(id)
+        let logits = std::mem::take(&mut self.logits);
+        let chosen = self.choose(&logits);
+        self.logits = logits;
+        let (id, log_probs) = chosen?;
+        self.take(id, log_probs)
     }
 
     /// Feeds the waiting token and a draft. Takes tokens while the draft is right, plus one more.
@@ -324,7 +351,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let before = self.model.len();
         let mut run = self.context.get(self.fed()..).unwrap_or_default().to_vec();
         run.extend_from_slice(guess);
-        let greedy = self.sampler.is_greedy();
+        let greedy = self.is_greedy();
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
         if greedy {
             ids = self.model.most_likely_all(&run)?;
@@ -336,24 +363,27 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.metrics.drafted += guess.len();
         let mut finish = None;
         for i in 0..run.len() {
-            let id = if greedy {
-                ids.get(i).copied().ok_or_else(|| {
-                    Error::other(
-                        Stage::Run,
-                        format!(
-                            "the model returned {} tokens for a run of {}",
-                            ids.len(),
-                            run.len()
-                        ),
-                    )
-                })?
+            let (id, log_probs) = if greedy {
+                let id = ids.get(i).copied();
+                (
+                    id.ok_or_else(|| {
+                        Error::other(
+                            Stage::Run,
+                            format!(
+                                "the model returned {} tokens for a run of {}",
+                                ids.len(),
+                                run.len()
+                            ),
+                        )
+                    })?,
+                    None,
+                )
             } else {
-                self.sampler
-                    .sample(rows.get(i * vocab..(i + 1) * vocab).unwrap_or_default())?
+                self.choose(rows.get(i * vocab..(i + 1) * vocab).unwrap_or_default())?
             };
             // The cache is correct up to here.
             let right = before + i + 1;
-            finish = self.take(id)?;
+            finish = self.take(id, log_probs)?;
             if finish.is_some() || guess.get(i) != Some(&id) {
                 self.cut(right)?;
                 break;
@@ -373,7 +403,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     }
 
     /// Appends a chosen token.
-    fn take(&mut self, id: u32) -> Result<Option<Finish>> {
+    fn take(&mut self, id: u32, log_probs: Option<LogProbs>) -> Result<Option<Finish>> {
         if self.options.eos.contains(&id) {
             return Ok(Some(Finish::Eos(id)));
         }
@@ -383,10 +413,11 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             return Err(Error::other(Stage::Run, what));
         }
         self.sampler.accept(id)?;
-        self.ready.push_back(Token {
+        let token = Token {
             id,
             position: self.unknown + self.context.len(),
-        });
+        };
+        self.ready.push_back((token, log_probs));
         self.context.push(id);
         self.sampled += 1;
         Ok(self.sampler.is_complete().then_some(Finish::Complete))
@@ -418,11 +449,12 @@ impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
             self.finish = Some(Finish::Cancelled);
             return None;
         }
-        let token = self.ready.pop_front();
-        if token.is_none() {
+        let Some((token, log_probs)) = self.ready.pop_front() else {
             self.finish = self.coming;
-        }
-        token.map(Ok)
+            return None;
+        };
+        self.log_probs = log_probs;
+        Some(Ok(token))
     }
 }
 

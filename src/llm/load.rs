@@ -2,9 +2,11 @@
 
 mod options;
 mod prepare;
+mod rows;
 
 pub use options::{Activations, KvType, LoadOptions, MAX_DRAFTS, PADDINGS, Purpose};
 pub use prepare::PlannedDecoder;
+pub use rows::{BatchOptions, LoadedRows};
 
 use super::engine::{
     Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Observe, Planned, Tuner, Uncached,
@@ -71,6 +73,16 @@ pub struct PlaceName {
     pub device: String,
     /// Name and version of the driver.
     pub driver: String,
+}
+
+impl PlaceName {
+    fn of(caps: &Caps) -> Self {
+        Self {
+            backend: caps.backend,
+            device: caps.device.clone(),
+            driver: caps.driver.clone(),
+        }
+    }
 }
 
 /// Settings that a model actually uses, which may differ from the requested ones.
@@ -169,14 +181,7 @@ impl Loaded {
     /// Where the model runs.
     pub fn place(&self) -> PlaceName {
         match &self.engine {
-            Engine::Device(decoder) => {
-                let caps = decoder.caps();
-                PlaceName {
-                    backend: caps.backend,
-                    device: caps.device.clone(),
-                    driver: caps.driver.clone(),
-                }
-            }
+            Engine::Device(decoder) => PlaceName::of(decoder.caps()),
             Engine::Host { .. } => PlaceName {
                 backend: "host",
                 device: "interpreter".to_owned(),

@@ -1,6 +1,7 @@
 //! Text generation: everything between a prompt and a stream of text.
 #![warn(missing_docs)]
 
+pub mod batch;
 pub mod codec;
 pub mod constraint;
 pub mod conversation;
@@ -10,6 +11,7 @@ pub mod folder;
 pub mod generator;
 pub mod grammar;
 pub mod load;
+pub mod log_probs;
 mod mask;
 pub mod metrics;
 pub mod model;
@@ -26,13 +28,15 @@ pub(crate) mod testing;
 pub mod tokenizer;
 
 pub use crate::cancel::Cancel;
+pub use batch::{BatchSequence, Batcher, Request, Steps, Ticket};
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};
 pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
 pub use generator::{DecodeOptions, Finish, Generator, Token};
 pub use grammar::Grammar;
-pub use load::{Activations, KvType, LoadOptions};
+pub use load::{Activations, BatchOptions, KvType, LoadOptions};
+pub use log_probs::LogProbs;
 pub use metrics::Metrics;
 pub use model::Model;
 pub use progress::Progress;

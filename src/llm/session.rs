@@ -7,7 +7,7 @@ use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
 use super::tokenizer::TextStream;
 use super::{
-    Cancel, DecodeOptions, Finish, Generator, LanguageModel, Metrics, Progress, Token, prompt_cache,
+    Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
 use crate::error::Result;
 use std::fmt;
@@ -27,6 +27,9 @@ pub struct GenerateOptions {
     pub slide: Option<usize>,
     /// See [`DecodeOptions::progress`].
     pub progress: Progress,
+    /// If set, pieces have log-probabilities ([`Piece::log_probs`]) of their token and of so many
+    /// most likely tokens. Greedy generation becomes slower.
+    pub log_probs: Option<usize>,
     /// Extra variables for the chat template, such as `tools` or `enable_thinking`.
     pub template_values: Values,
 }
@@ -47,19 +50,22 @@ impl Default for GenerateOptions {
             cancel,
             slide,
             progress,
+            log_probs: None,
             template_values: Values::new(),
         }
     }
 }
 
 /// A piece of an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// Text that is certain to stay, in whole characters. Empty if the token completes no
     /// character, or may begin a stop string.
     pub text: String,
     /// The token that produced the text; `None` for text held back until the end.
     pub token: Option<Token>,
+    /// Log-probabilities at the token, if [`GenerateOptions::log_probs`] is set.
+    pub log_probs: Option<LogProbs>,
 }
 
 impl fmt::Display for Piece {
@@ -112,7 +118,12 @@ impl Session {
     /// than single-token steps, so near-ties may be resolved differently. The model must be loaded
     /// with [`LoadOptions::drafts`](super::LoadOptions::drafts); otherwise drafts have no effect.
     pub fn set_draft(&mut self, draft: Box<dyn Draft>, most: usize) {
-        self.draft = Some((draft, most));
+        self.replace_draft(Some((draft, most)));
+    }
+
+    /// Sets the draft, or none.
+    pub(super) fn replace_draft(&mut self, draft: Option<(Box<dyn Draft>, usize)>) {
+        self.draft = draft;
     }
 
     /// Tokenizer, chat template and end tokens.
@@ -168,6 +179,7 @@ impl Session {
             cancel: options.cancel.clone(),
             slide: options.slide,
             progress: options.progress.clone(),
+            log_probs: options.log_probs,
         };
         let reused = reuse(self.model.as_mut(), &self.cached, &prompt);
         self.cached.truncate(reused);
@@ -211,6 +223,11 @@ impl Answer<'_> {
         self.finish
     }
 
+    /// The stop string that ended the answer.
+    pub fn stop(&self) -> Option<&str> {
+        self.stop.found()
+    }
+
     /// Number of prompt tokens found in the cache.
     pub fn reused(&self) -> usize {
         self.reused
@@ -228,22 +245,28 @@ impl Answer<'_> {
         };
         if let Some(token) = self.generator.next().transpose()? {
             let text = self.stop.push(&text.push(token.id)?);
-            if self.stop.found() {
+            if self.stop.found().is_some() {
                 self.text = None;
                 self.finish = Some(Finish::Stop);
             }
-            let token = Some(token);
-            return Ok(Some(Piece { text, token }));
+            return Ok(Some(Piece {
+                text,
+                token: Some(token),
+                log_probs: self.generator.log_probs().cloned(),
+            }));
         }
         let rest = self.text.take().map(TextStream::finish).transpose()?;
         let mut text = self.stop.push(&rest.unwrap_or_default());
-        if self.stop.found() {
+        if self.stop.found().is_some() {
             self.finish = Some(Finish::Stop);
         } else {
             text.push_str(&self.stop.finish());
             self.finish = self.generator.finish();
         }
-        Ok((!text.is_empty()).then_some(Piece { text, token: None }))
+        Ok((!text.is_empty()).then(|| Piece {
+            text,
+            ..Piece::default()
+        }))
     }
 }
 

@@ -20,7 +20,7 @@ impl StopStrings {
         StopMatcher {
             strings: self.0.clone(),
             held: String::new(),
-            found: false,
+            found: None,
         }
     }
 }
@@ -33,23 +33,24 @@ pub struct StopMatcher {
     strings: Vec<String>,
     /// Text that may be the start of a stop string.
     held: String,
-    found: bool,
+    /// Index of the stop string that was found.
+    found: Option<usize>,
 }
 
 impl StopMatcher {
     /// Takes the next piece and returns the text that is certain to stay. Returns nothing once a
     /// stop string was found.
     pub fn push(&mut self, piece: &str) -> String {
-        if self.found {
+        if self.found.is_some() {
             return String::new();
         }
         self.held.push_str(piece);
-        let ends = self.strings.iter().filter_map(|s| {
+        let ends = self.strings.iter().enumerate().filter_map(|(i, s)| {
             let start = self.held.find(s.as_str())?;
-            Some((start + s.len(), start))
+            Some((start + s.len(), start, i))
         });
-        if let Some((_, start)) = ends.min() {
-            self.found = true;
+        if let Some((_, start, i)) = ends.min() {
+            self.found = Some(i);
             self.held.truncate(start);
             return std::mem::take(&mut self.held);
         }
@@ -70,9 +71,9 @@ impl StopMatcher {
         ends.find(is_start).map_or(0, |at| self.held.len() - at)
     }
 
-    /// True if a stop string was found.
-    pub fn found(&self) -> bool {
-        self.found
+    /// The stop string that was found.
+    pub fn found(&self) -> Option<&str> {
+        self.strings.get(self.found?).map(String::as_str)
     }
 
     /// Ends the text and returns the held text.
@@ -123,12 +124,12 @@ mod tests {
                 shown.push_str(&certain);
                 given.push_str(piece);
                 prop_assert!(given.starts_with(&shown), "{shown:?} of {given:?}");
-                if !matcher.found() {
+                if matcher.found().is_none() {
                     let (wanted, found) = reference(&given, &list);
                     prop_assert!(!found && wanted.starts_with(&shown));
                 }
             }
-            let found = matcher.found();
+            let found = matcher.found().is_some();
             shown.push_str(&matcher.finish());
             prop_assert_eq!((shown, found), reference(&pieces.concat(), &list));
         }
@@ -140,11 +141,11 @@ mod tests {
         let mut matcher = stop.matcher();
         let pieces = ["Hi <", "b>", "</", "s", "x", "\n", "\n", "User: more", "x"].map(|p| matcher.push(p));
         assert_eq!(pieces, ["Hi ", "<b>", "", "", "</sx", "", "", "", ""]);
-        assert!(matcher.found());
+        assert!(matcher.found().is_some());
         assert_eq!(matcher.finish(), "");
         let mut matcher = stop.matcher();
         assert_eq!(matcher.push("a\n"), "a");
-        assert!(!matcher.found());
+        assert!(matcher.found().is_none());
         assert_eq!(matcher.finish(), "\n", "what was held back is text after all");
     }
 

@@ -15,6 +15,7 @@ const CONFIG: BatchConfig = BatchConfig {
     pages: 9,
     context: 200,
     rows: 64,
+    logits: 64,
 };
 
 /// A sequence: its tokens, and its pages in no order.

@@ -26,6 +26,11 @@ use crate::tensor::{DType, HostTensor};
 /// Rows of a page.
 pub const PAGE: usize = 64;
 
+/// Rows of a page may be computed in several runs without a change of results, if all runs end at
+/// multiples of this many positions and have at least as many of these rows. On native devices
+/// results do not change at all.
+pub const CUT: usize = 16;
+
 /// Integers of a tile.
 pub const TILE: usize = 4;
 

@@ -1,7 +1,7 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
 use super::device::chosen;
-use super::{Decoder, DeviceDecoder, SequenceConfig};
+use super::{Decoder, DecoderMemory, DeviceDecoder, SequenceConfig};
 use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -30,6 +30,8 @@ pub struct BatchConfig {
     pub context: usize,
     /// Maximum number of rows of a step.
     pub rows: usize,
+    /// Maximum number of rows of a step with logits.
+    pub logits: usize,
 }
 
 /// Consecutive tokens of a sequence.
@@ -46,6 +48,28 @@ pub struct Span<'a> {
     /// Each token is computed as if it were the only one of its sequence in the step. A token that
     /// was generated, and is fed again, then gets the same keys and values as before.
     pub alone: bool,
+}
+
+/// A model that runs rows of several sequences in one step, over a cache in pages.
+pub trait RowModel: Send {
+    /// The sizes of its steps and of its cache.
+    fn config(&self) -> BatchConfig;
+
+    /// Vocabulary size: entries per row of logits.
+    fn vocab(&self) -> usize;
+
+    /// Runs one step. Spans must not write the same rows of the cache. Afterwards the rows of
+    /// logits are those that the spans asked for, in order; one row if none did.
+    fn step(&mut self, spans: &[Span<'_>]) -> Result<()>;
+
+    /// Appends `rows` rows of logits of the last step, from row `first` on.
+    fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()>;
+
+    /// The IDs of the largest logits of each row of the last step.
+    fn most_likely(&mut self) -> Result<Vec<u32>>;
+
+    /// Copies pages of the cache in order, each from the first to the second.
+    fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()>;
 }
 
 /// Tables of a step.
@@ -108,6 +132,10 @@ impl Tables {
                 self.tokens.len(),
                 config.rows
             ));
+        }
+        if self.chosen.len() > config.logits {
+            let (found, most) = (self.chosen.len(), config.logits);
+            return wrong(format!("{found} rows with logits, of at most {most}"));
         }
         if let Some(page) = self.pages.iter().find(|p| **p >= signed(config.pages)) {
             return wrong(format!("page {page} of a cache of {}", config.pages));
@@ -174,6 +202,13 @@ impl Decoder {
         all
     }
 
+    /// Memory of a [`BatchModel`].
+    pub fn batch_memory(&self, caps: &Caps, config: &BatchConfig) -> Result<DecoderMemory> {
+        let all = Self::row_plans(caps, config);
+        let plans = all.iter().map(|most| self.row_plan(caps, config, *most));
+        self.memory_of(&plans.collect::<Result<Vec<_>>>()?, config.context, caps)
+    }
+
     fn row_plan(&self, caps: &Caps, config: &BatchConfig, most: usize) -> Result<Plan> {
         let pool = signed(config.pages * PAGE);
         let mut options = Options {
@@ -192,7 +227,7 @@ impl Decoder {
             .bounds
             .set(&Symbol::new(TILES), signed(most))
             .set(&Symbol::new(PAGES), signed(pages))
-            .set(&Symbol::new(CHOSEN), signed(most));
+            .set(&Symbol::new(CHOSEN), signed(most.min(config.logits)));
         let graph = if most == 1 { self.step_graph() } else { &self.graph };
         Plan::compile(graph, caps, &options)
     }
@@ -262,6 +297,7 @@ impl BatchModel {
                 continue;
             }
             let count = SAMPLE.min(most).min(self.config.context);
+            let logits = count.min(self.config.logits);
             let tokens: Vec<u32> = (0..count)
                 .map(|i| self.decoder.sample_token(i))
                 .collect::<Result<_>>()?;
@@ -269,7 +305,7 @@ impl BatchModel {
                 tokens: &tokens,
                 start: 0,
                 pages: &[0],
-                logits: count,
+                logits,
                 alone: false,
             };
             let tables = Tables::of(&[span], self.tile())?;
@@ -292,19 +328,31 @@ impl BatchModel {
         tile_rows(self.profile())
     }
 
-    /// The sizes for which it was loaded.
-    pub fn config(&self) -> BatchConfig {
+    fn ran(&self) -> Result<(usize, usize)> {
+        self.ran
+            .ok_or_else(|| Error::internal(Stage::Run, "logits before a step"))
+    }
+
+    /// Copies a page of all states through the host.
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
+        let states = self.executor.plan(0).map_or(0, |p| p.states.len());
+        for state in 0..states {
+            self.executor.copy_state(state, from, to, signed(PAGE))?;
+        }
+        Ok(())
+    }
+}
+
+impl RowModel for BatchModel {
+    fn config(&self) -> BatchConfig {
         self.config
     }
 
-    /// Entries per row of logits.
-    pub fn vocab(&self) -> usize {
+    fn vocab(&self) -> usize {
         self.decoder.vocab
     }
 
-    /// Runs one step. Spans must not write the same rows of the cache. Afterwards the rows of
-    /// logits are those that the spans asked for, in order; one row if none did.
-    pub fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
+    fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
         self.ran = None;
         let tables = Tables::of(spans, self.tile())?;
         tables.check(&self.config)?;
@@ -318,25 +366,19 @@ impl BatchModel {
         Ok(())
     }
 
-    fn ran(&self) -> Result<(usize, usize)> {
-        self.ran
-            .ok_or_else(|| Error::internal(Stage::Run, "logits before a step"))
-    }
-
-    /// Reads `rows` rows of logits of the last step, from row `first` on.
-    pub fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
+    fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
         let (plan, all) = self.ran()?;
         if first + rows > all {
             let what = format!("rows {first} to {} of {all} rows of logits", first + rows);
             return Err(Error::internal(Stage::Run, what));
         }
-        let vocab = self.decoder.vocab;
-        logits.resize(rows * vocab, 0.0);
-        self.executor.read_f32(plan, "logits", first * vocab, logits)
+        let (vocab, before) = (self.decoder.vocab, logits.len());
+        logits.resize(before + rows * vocab, 0.0);
+        let new = logits.get_mut(before..).unwrap_or_default();
+        self.executor.read_f32(plan, "logits", first * vocab, new)
     }
 
-    /// The IDs of the largest logits of each row of the last step.
-    pub fn most_likely(&mut self) -> Result<Vec<u32>> {
+    fn most_likely(&mut self) -> Result<Vec<u32>> {
         let (plan, rows) = self.ran()?;
         if self.decoder.graph.output(TOKEN).is_none() {
             let mut logits = Vec::new();
@@ -345,6 +387,13 @@ impl BatchModel {
             return logits.chunks(vocab).map(crate::llm::sampler::arg_max).collect();
         }
         chosen(&mut self.executor, plan, rows)
+    }
+
+    fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {
+        for [from, to] in pages {
+            self.copy_page(*from, *to)?;
+        }
+        Ok(())
     }
 }
 

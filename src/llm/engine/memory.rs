@@ -102,6 +102,22 @@ impl Planned {
 }
 
 impl Decoder {
+    /// Memory of plans for a context.
+    pub(super) fn memory_of(&self, plans: &[Plan], context: usize, caps: &Caps) -> Result<DecoderMemory> {
+        let sizes = |of: fn(&MemoryReport) -> u64| plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0);
+        let weights = weight_bytes(&self.graph, plans)?;
+        // Memory of the CPU counts under the limit of the model, except mapped weights.
+        let allowed = Quota::current().filter(|_| caps.profile.is_native());
+        let allowed = allowed.map_or(u64::MAX, |quota| quota.left().saturating_add(weights));
+        Ok(DecoderMemory {
+            weights,
+            cache: sizes(|m| m.states),
+            activations: sizes(|m| m.arena),
+            context,
+            device: caps.memory_bytes.min(allowed),
+        })
+    }
+
     fn planned(&self, caps: &Caps, lengths: &SequenceConfig) -> Result<Planned> {
         let mut lengths = *lengths;
         if !self.keeps_cache {
@@ -109,18 +125,7 @@ impl Decoder {
         }
         let set = self.plan_set(caps, &lengths);
         let plans = self.compile(caps, &set)?;
-        let sizes = |of: fn(&MemoryReport) -> u64| plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0);
-        let weights = weight_bytes(&self.graph, &plans)?;
-        // Memory of the CPU counts under the limit of the model, except mapped weights.
-        let allowed = Quota::current().filter(|_| caps.profile.is_native());
-        let allowed = allowed.map_or(u64::MAX, |quota| quota.left().saturating_add(weights));
-        let memory = DecoderMemory {
-            weights,
-            cache: sizes(|m| m.states),
-            activations: sizes(|m| m.arena),
-            context: lengths.context,
-            device: caps.memory_bytes.min(allowed),
-        };
+        let memory = self.memory_of(&plans, lengths.context, caps)?;
         Ok(Planned { plans, set, memory })
     }
 

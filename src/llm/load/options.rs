@@ -212,7 +212,7 @@ impl LoadOptions {
                 Activations::Int16 => ActivationType::Int16,
                 Activations::Int8 => ActivationType::Int8,
             },
-            greedy: self.greedy && purpose == Purpose::Generation,
+            greedy: self.greedy && matches!(purpose, Purpose::Generation | Purpose::Batch),
             ..Target::DEVICE.on(caps)
         }
     }
@@ -234,6 +234,8 @@ impl LoadOptions {
 pub enum Purpose<'a> {
     /// Generation: logits of the last token of each run, plus what drafts and greedy decoding need.
     Generation,
+    /// Generation of several sequences in common steps: logits of the rows that a step chooses.
+    Batch,
     /// Evaluation: logits of every token.
     Evaluation,
     /// Watching the named intermediate values: [`Observe`](crate::llm::engine::Observe).
@@ -244,13 +246,14 @@ impl<'a> Purpose<'a> {
     fn observed(self) -> &'a [String] {
         match self {
             Self::Watching(names) => names,
-            Self::Generation | Self::Evaluation => &[],
+            Self::Generation | Self::Batch | Self::Evaluation => &[],
         }
     }
 
     fn logits(self, options: &LoadOptions) -> Logits {
         match self {
             Self::Evaluation => Logits::All,
+            Self::Batch => Logits::Chosen,
             Self::Generation if options.drafts > 0 => Logits::Tail,
             Self::Generation | Self::Watching(_) => Logits::Last,
         }

@@ -144,7 +144,7 @@ pub(super) fn prepared(
 }
 
 /// A note with the number of caches that stay in floats, if any.
-fn kept_floats(graph: &Graph) -> Option<Note> {
+pub(super) fn kept_floats(graph: &Graph) -> Option<Note> {
     let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
     let kept = graph.states().iter().filter(floats).count();
     let all = graph.states().len();

@@ -1,6 +1,7 @@
 //! `tlite bench`.
 
 mod measure;
+mod parallel;
 
 use super::interrupt::Interrupt;
 use super::load::{LoadedModel, load_model, print_notes};
@@ -9,16 +10,21 @@ use super::output::{bar, note, put, put_json, table, text_output};
 use super::random::RandomOptions;
 use crate::inspect::model_name;
 use measure::{Line, Test, bench, compare};
+use parallel::{Lengths, ParallelLine};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::llm::ModelFolder;
-use transformer_lite::unstable::llm::load::{LoadOptions, PlaceName, Purpose, Used};
+use transformer_lite::unstable::llm::load::{
+    BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
+};
+use transformer_lite::unstable::llm::{ModelFolder, Steps};
 use transformer_lite::unstable::probe::store;
 
 const PREFILL: [usize; 2] = [128, 512];
+/// Default number of prompt tokens and of decoded tokens with `--parallel`.
+const PARALLEL: usize = 128;
 /// Default numbers of tokens to decode.
 const DECODE: [usize; 1] = [64];
 
@@ -26,6 +32,7 @@ const EXAMPLES: &str = "\
 Examples:
   tlite bench MODEL
   tlite bench MODEL --prefill 512 --decode 128 --depth 0,1024
+  tlite bench MODEL --parallel 1,8,32 --prefill 128 --decode 128
   tlite bench --random smollm2-135m --json";
 
 const COLUMNS: &str = "\
@@ -37,13 +44,19 @@ Columns:
   host      host time per token in microseconds, without time in the OpenCL driver
   recorded  share of submissions that replayed a recording
 
+Columns with --parallel:
+  pp tokens/s  prompt tokens of all sequences, until each has its first token
+  tg tokens/s  decoded tokens of all sequences after that
+  tokens/s     both
+  step ms      a step in which each sequence decodes one token
+
 ";
 
 /// Measure the speed of a model
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
-/// starting with an empty context; tgN@D starts after D tokens. Each test runs once to warm up,
-/// then --repeat times. After Ctrl-C, the results so far are shown and the exit code is 130.
+/// starting with an empty context; tgN@D starts after D tokens. With --parallel, several sequences
+/// share the runs of the model. Each test runs once to warm up, then --repeat times. After Ctrl-C, the results so far are shown and the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",
@@ -68,6 +81,12 @@ pub struct Args {
         value_parser = from_zero::<usize>
     )]
     depth: Vec<usize>,
+    /// Run so many sequences at the same time, each with the first of the lengths, 128 by default
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with = "depth")]
+    parallel: Vec<NonZeroUsize>,
+    /// With --parallel: each sequence gets exactly the tokens that it gets alone
+    #[arg(long, requires = "parallel")]
+    reproducible: bool,
     /// Measured runs of each test
     #[arg(long, value_name = "N", default_value = "5", value_parser = from_one)]
     repeat: NonZeroUsize,
@@ -90,9 +109,12 @@ pub(super) struct Report<'a> {
     /// Name and version of its driver.
     driver: &'a str,
     #[serde(flatten)]
-    used: Used,
+    used: Option<Used>,
     /// The tests.
     results: &'a [Line],
+    /// The tests of `--parallel`.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    parallel: &'a [ParallelLine],
     /// Milliseconds of device time of the longest slice; only if work is sliced (`--slice-ms`).
     #[serde(skip_serializing_if = "Option::is_none")]
     longest_slice_ms: Option<f64>,
@@ -219,6 +241,83 @@ fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Res
     Ok((lines, cancel.is_cancelled()))
 }
 
+/// Measures several sequences at the same time.
+fn run_parallel(
+    args: &Args,
+    folder: &ModelFolder,
+    mut options: LoadOptions,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let first = |asked: &[NonZeroUsize]| asked.first().map_or(PARALLEL, |n| n.get());
+    let lengths = Lengths {
+        prefill: first(&args.prefill),
+        decode: first(&args.decode),
+    };
+    let tokens = lengths.prefill.saturating_add(lengths.decode);
+    let context = folder.context(options.context)?;
+    check_fits("--decode", tokens, context)?;
+    // No more memory than the test needs.
+    options.context = options.context.or(Some(tokens));
+    let most = args.parallel.iter().map(|n| n.get()).max().unwrap_or(1);
+    let batch = BatchOptions {
+        sequences: most,
+        tokens: None,
+        reproducible: args.reproducible,
+    };
+    let LoadedRows {
+        model,
+        place,
+        notes,
+        quota,
+    } = LoadedRows::new(folder, &options, &batch)?;
+    print_notes(&notes);
+    let steps = Steps::start(model, args.reproducible, Some(quota))?;
+    let progress = bar(args
+        .parallel
+        .len()
+        .saturating_mul(args.repeat.get().saturating_add(1)));
+    let generating = interrupt.generating();
+    let cancel = generating.flag();
+    let lines = parallel::bench(
+        &steps,
+        &args.parallel,
+        lengths,
+        args.repeat,
+        &cancel,
+        &mut |name| {
+            progress.set_message(name.to_owned());
+            progress.inc(1);
+        },
+    );
+    progress.finish_and_clear();
+    let (lines, interrupted) = (lines?, cancel.is_cancelled());
+    drop(generating);
+    let mut out = text_output();
+    if args.json {
+        let report = Report {
+            backend: place.backend,
+            device: &place.device,
+            driver: &place.driver,
+            used: None,
+            results: &[],
+            parallel: &lines,
+            longest_slice_ms: None,
+            interrupted,
+        };
+        put_json(&mut out, &report)?;
+    } else if !lines.is_empty() {
+        let (name, rows) = (model_name(folder.dir())?, table(&parallel::rows(&lines), 0));
+        put(
+            &mut out,
+            &format!("{name} on {} ({})\n{rows}", place.device, place.backend),
+        )?;
+    }
+    match interrupted {
+        true => Err(Error::Interrupted),
+        false => Ok(()),
+    }
+}
+
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let source = args.model.source(interrupt)?;
@@ -227,6 +326,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         weights: source.weights,
         ..args.exec.load_options()
     };
+    if !args.parallel.is_empty() {
+        return run_parallel(args, &folder, options, interrupt);
+    }
     let mut loaded = load_model(&folder, &options, Purpose::Generation)?;
     let (lines, interrupted) = measured(args, &mut loaded, interrupt)?;
     if lines.is_empty() && interrupted {
@@ -243,8 +345,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             backend: place.backend,
             device: &place.device,
             driver: &place.driver,
-            used,
+            used: Some(used),
             results: &lines,
+            parallel: &[],
             longest_slice_ms,
             interrupted,
         };

@@ -278,6 +278,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
         progress: reading.progress(),
+        log_probs: None,
         template_values: values,
     };
     let mut stdout = text_output();

@@ -257,12 +257,12 @@ impl Attention {
         })
     }
 
-    /// Runs one key head of a tile. How many rows a tile has, and nothing else, decides how they
-    /// are computed, so that results do not depend on other tiles.
+    /// Runs one key head of a tile. Results do not depend on other tiles, nor on the number of rows
+    /// if there are at least [`FEW`].
     unsafe fn tile(&self, p: &Problem, store: &Store<'_>, kv: usize, scratch: &mut Scratch) {
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe {
-            if p.rows * p.group <= FEW {
+            if p.rows * p.group < FEW {
                 let job = line::Line {
                     p,
                     batch: 0,

@@ -154,7 +154,7 @@ fn measure(
 }
 
 /// The median of sorted `values`.
-fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
     Some(match values.len() % 2 {

@@ -190,6 +190,7 @@ impl Talk<'_> {
             cancel: generating.flag(),
             slide: None,
             progress: reading.progress(),
+            log_probs: None,
             template_values: self.template_values.clone(),
         };
         let mut reply = match self.conversation.answer(messages, &options) {

@@ -1,0 +1,205 @@
+//! `tlite bench --parallel`.
+
+use super::measure::median;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::num::NonZeroUsize;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::llm::metrics::rate;
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::llm::{BatchSequence, Cancel, LanguageModel, Steps};
+use transformer_lite::unstable::num;
+
+/// Lengths of a test, in tokens of each sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lengths {
+    pub prefill: usize,
+    pub decode: usize,
+}
+
+/// A test with several sequences. Speeds are medians of the runs, over all sequences.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(in crate::cli) struct ParallelLine {
+    /// Number of sequences.
+    pub(super) sequences: usize,
+    /// Prompt tokens of each.
+    pub(super) prefill: usize,
+    /// Decoded tokens of each.
+    pub(super) decode: usize,
+    /// Prompt tokens per second, until all sequences have their first token.
+    pub(super) prefill_tokens_per_s: f64,
+    /// Decoded tokens per second after that.
+    pub(super) decode_tokens_per_s: f64,
+    /// Prompt and decoded tokens per second.
+    pub(super) tokens_per_s: f64,
+    /// Milliseconds of a step in which each sequence decodes one token.
+    pub(super) step_ms: f64,
+}
+
+/// Seconds of both phases.
+type Run = [f64; 2];
+
+impl ParallelLine {
+    fn new(sequences: usize, lengths: Lengths, runs: &[Run]) -> Option<Self> {
+        let Lengths { prefill, decode } = lengths;
+        let of = |time: fn(&Run) -> f64| {
+            let mut times: Vec<f64> = runs.iter().map(time).collect();
+            times.sort_by(f64::total_cmp);
+            median(&times)
+        };
+        let speed = |tokens: usize, seconds: f64| {
+            let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            rate(tokens * sequences, time.max(Duration::from_nanos(1))).unwrap_or(0.0)
+        };
+        let (first, rest, all) = (of(|r| r[0])?, of(|r| r[1])?, of(|r| r[0] + r[1])?);
+        Some(Self {
+            sequences,
+            prefill,
+            decode,
+            prefill_tokens_per_s: speed(prefill, first),
+            decode_tokens_per_s: speed(decode, rest),
+            tokens_per_s: speed(prefill + decode, all),
+            step_ms: rest / decode.max(1) as f64 * 1e3,
+        })
+    }
+}
+
+/// Titles and cells of the table.
+pub(super) fn rows(lines: &[ParallelLine]) -> Vec<Vec<String>> {
+    let titles = [
+        "sequences",
+        "prefill",
+        "decode",
+        "pp tokens/s",
+        "tg tokens/s",
+        "tokens/s",
+        "step ms",
+    ];
+    let mut rows = vec![titles.map(str::to_owned).to_vec()];
+    rows.extend(lines.iter().map(|l| {
+        let counts = [l.sequences, l.prefill, l.decode].map(|n| n.to_string());
+        let speeds = [
+            l.prefill_tokens_per_s,
+            l.decode_tokens_per_s,
+            l.tokens_per_s,
+            l.step_ms,
+        ];
+        let speeds = speeds.map(|s| format!("{s:.2}"));
+        counts.into_iter().chain(speeds).collect()
+    }));
+    rows
+}
+
+/// One sequence of a run: a prompt, then tokens one by one. Returns when each phase ended; `None`
+/// if it was cancelled.
+fn sequence(
+    model: &mut BatchSequence,
+    prompt: &[u32],
+    decode: usize,
+    barrier: &Barrier,
+    cancel: &Cancel,
+) -> Result<Option<[Instant; 3]>> {
+    barrier.wait();
+    let start = Instant::now();
+    let first = model.most_likely(prompt);
+    // All get here, whatever went wrong.
+    barrier.wait();
+    let middle = Instant::now();
+    let mut token = first?;
+    for _ in 0..decode {
+        if cancel.is_cancelled() {
+            return Ok(None);
+        }
+        token = model.most_likely(&[token])?;
+    }
+    Ok(Some([start, middle, Instant::now()]))
+}
+
+/// One run of `sequences` sequences; `None` if it was cancelled.
+fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Cancel) -> Result<Option<Run>> {
+    let mut random = SplitMix64::new(seed);
+    let barrier = Barrier::new(sequences);
+    let mut models: Vec<BatchSequence> = (0..sequences).map(|_| steps.sequence()).collect();
+    let mut prompts = Vec::new();
+    for model in &models {
+        let vocab = num::wide(model.vocab()).max(1);
+        let prompt = (0..lengths.prefill).map(|_| num::exact::<u32, _>(random.next_u64() % vocab, "a token"));
+        let prompt = prompt.collect::<Result<Vec<_>, _>>();
+        prompts.push(prompt.map_err(|e| Error::internal(Stage::Run, e))?);
+    }
+    let results: Vec<Result<Option<[Instant; 3]>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (models.iter_mut().zip(&prompts))
+            .map(|(model, prompt)| scope.spawn(|| sequence(model, prompt, lengths.decode, &barrier, cancel)))
+            .collect();
+        let lost = || Err(Error::internal(Stage::Run, "a thread of a test panicked"));
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| lost()))
+            .collect()
+    });
+    let times = results.into_iter().collect::<Result<Option<Vec<_>>>>()?;
+    let Some(times) = times else {
+        return Ok(None);
+    };
+    let earliest = |i: usize| times.iter().filter_map(|t| t.get(i)).min();
+    let last = times.iter().filter_map(|t| t.last()).max();
+    Ok(match (earliest(0), earliest(1), last) {
+        (Some(start), Some(middle), Some(end)) => {
+            Some([*middle - *start, *end - *middle].map(|t| t.as_secs_f64()))
+        }
+        _ => None,
+    })
+}
+
+/// Runs the tests until `cancel` is set, each once to warm up and then `repeat` times. `step` is
+/// called before each run.
+pub(super) fn bench(
+    steps: &Steps,
+    sequences: &[NonZeroUsize],
+    lengths: Lengths,
+    repeat: NonZeroUsize,
+    cancel: &Cancel,
+    step: &mut dyn FnMut(&str),
+) -> Result<Vec<ParallelLine>> {
+    let mut lines = Vec::new();
+    for count in sequences.iter().map(|n| n.get()) {
+        let mut runs = Vec::new();
+        for i in 0..=repeat.get() {
+            step(&format!("{count} sequences"));
+            // Other prompts each time: known ones are not computed again.
+            match run(steps, count, lengths, num::wide(i), cancel)? {
+                None => break,
+                Some(measured) if i > 0 => runs.push(measured),
+                Some(_) => {}
+            }
+        }
+        lines.extend(ParallelLine::new(count, lengths, &runs));
+        if cancel.is_cancelled() {
+            break;
+        }
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_those_of_all_sequences() {
+        let lengths = Lengths {
+            prefill: 10,
+            decode: 20,
+        };
+        let line = ParallelLine::new(4, lengths, &[[1.0, 4.0], [0.5, 2.0], [2.0, 8.0]]).unwrap();
+        assert_eq!(line.prefill_tokens_per_s, 40.0);
+        assert_eq!((line.decode_tokens_per_s, line.tokens_per_s), (20.0, 24.0));
+        assert_eq!(line.step_ms, 200.0);
+        let cells = rows(&[line]);
+        assert_eq!(cells[0].len(), cells[1].len());
+        assert_eq!(cells[1], ["4", "10", "20", "40.00", "20.00", "24.00", "200.00"]);
+        assert!(ParallelLine::new(4, lengths, &[]).is_none());
+    }
+}

@@ -1,0 +1,368 @@
+//! Answers many requests at the same time.
+
+use super::steps::Steps;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::llm::codec::{Codec, Prompt};
+use crate::llm::folder::ModelFolder;
+use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows};
+use crate::llm::{
+    Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Sampler, Session,
+};
+use crate::note::Note;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A text to generate.
+#[derive(Default)]
+pub struct Request {
+    /// When the text ends, and what its pieces contain.
+    pub options: GenerateOptions,
+    /// Chooses tokens.
+    pub sampler: Sampler,
+    /// For speculative decoding; with the maximum length of a draft in tokens.
+    pub draft: Option<(Box<dyn Draft>, usize)>,
+    /// Requests with larger priorities run first; 0 by default.
+    pub priority: i32,
+}
+
+/// A request in the queue.
+struct Job {
+    prompt: Vec<u32>,
+    request: Request,
+    events: Sender<Event>,
+}
+
+/// What a ticket is told.
+enum Event {
+    Piece(Piece, Metrics),
+    Failed(Error),
+    End(End),
+}
+
+#[derive(Clone, Debug, Default)]
+struct End {
+    finish: Option<Finish>,
+    stop: Option<String>,
+    metrics: Metrics,
+}
+
+/// Priority and order of arrival.
+type Place = (Reverse<i32>, u64);
+
+#[derive(Default)]
+struct Requests {
+    waiting: BTreeMap<Place, Job>,
+    running: BTreeMap<Place, Cancel>,
+    count: u64,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    requests: Mutex<Requests>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next request; `None` after the end.
+    fn next(&self) -> Option<(Place, Job)> {
+        let mut requests = self.lock();
+        loop {
+            if let Some((place, job)) = requests.waiting.pop_first() {
+                let cancel = job.request.options.cancel.clone();
+                requests.running.insert(place, cancel);
+                return Some((place, job));
+            }
+            if requests.closed {
+                return None;
+            }
+            requests = self
+                .changed
+                .wait(requests)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Cancels all requests. There will be no others.
+    fn close(&self) {
+        let mut requests = self.lock();
+        requests.closed = true;
+        requests.waiting.clear();
+        for cancel in requests.running.values() {
+            cancel.cancel();
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// How requests get sessions.
+enum Sessions {
+    /// All at the same time.
+    Batch(Steps),
+    /// In turns, by one model.
+    Turns(Mutex<Session>),
+}
+
+/// Answers many requests at the same time: their tokens share runs of the model, and their common
+/// prefixes share memory. A model that cannot do this answers them one after another, and
+/// [`Batcher::notes`] say so. It may be used from any thread. Dropping it cancels all requests.
+pub struct Batcher {
+    queue: Arc<Queue>,
+    codec: Arc<Codec>,
+    context: usize,
+    threads: Vec<JoinHandle<()>>,
+    notes: Vec<Note>,
+}
+
+impl std::fmt::Debug for Batcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Batcher of {} requests at a time", self.threads.len())
+    }
+}
+
+impl Batcher {
+    /// Loads the model folder `path`. Returns the errors of [`Model::load`], and usage errors for
+    /// sizes that do not fit.
+    pub fn load(path: impl AsRef<Path>, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
+        let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
+        folder.limits = options.limits.clone();
+        let codec = Arc::new(Codec::load(folder.clone())?);
+        match LoadedRows::new(&folder, options, batch) {
+            Ok(LoadedRows {
+                model, notes, quota, ..
+            }) => {
+                let steps = Steps::start(model, batch.reproducible, Some(quota))?;
+                Self::start(Sessions::Batch(steps), codec, batch.sequences, notes)
+            }
+            Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
+                let model = Model::with_codec(&folder, codec.clone(), options, &mut |_| {})?;
+                let mut notes = model.notes().to_vec();
+                notes.push(Note::OneSequence { why: e.chain() });
+                Self::start(Sessions::Turns(Mutex::new(model.session()?)), codec, 1, notes)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn start(sessions: Sessions, codec: Arc<Codec>, threads: usize, notes: Vec<Note>) -> Result<Self> {
+        let context = match &sessions {
+            Sessions::Batch(steps) => steps.sequence().context(),
+            Sessions::Turns(session) => session.lock().unwrap_or_else(PoisonError::into_inner).context(),
+        };
+        let mut batcher = Self {
+            queue: Arc::default(),
+            codec,
+            context,
+            threads: Vec::new(),
+            notes,
+        };
+        let sessions = Arc::new(sessions);
+        for _ in 0..threads {
+            let (queue, codec, sessions) = (batcher.queue.clone(), batcher.codec.clone(), sessions.clone());
+            let thread = std::thread::Builder::new().name("tlite-request".to_owned());
+            let thread = thread.spawn(move || {
+                while let Some((place, job)) = queue.next() {
+                    job.run(&sessions, &codec);
+                    queue.lock().running.remove(&place);
+                }
+            });
+            let thread = thread.map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))?;
+            batcher.threads.push(thread);
+        }
+        Ok(batcher)
+    }
+
+    /// Warnings raised while loading, one sentence each.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// Tokenizer, chat template and end tokens.
+    pub fn codec(&self) -> &Arc<Codec> {
+        &self.codec
+    }
+
+    /// Context length of a request in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Queues a request for what follows `prompt`. Returns the errors of
+    /// [`Session::generate`](crate::llm::Session::generate).
+    pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
+        let options = &mut request.options;
+        options.cancel = options.cancel.child();
+        let cancel = options.cancel.clone();
+        let prompt = self.codec.encode(prompt, &options.template_values, &cancel)?;
+        if prompt.len() > self.context {
+            let what = format!(
+                "has {} tokens, but the context holds {}",
+                prompt.len(),
+                self.context
+            );
+            return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
+        }
+        let (events, receiver) = channel();
+        let mut requests = self.queue.lock();
+        requests.count += 1;
+        let place = (Reverse(request.priority), requests.count);
+        let job = Job {
+            prompt,
+            request,
+            events,
+        };
+        requests.waiting.insert(place, job);
+        drop(requests);
+        self.queue.changed.notify_one();
+        Ok(Ticket {
+            queue: self.queue.clone(),
+            place,
+            cancel,
+            events: receiver,
+            end: End::default(),
+            ended: false,
+        })
+    }
+}
+
+impl Drop for Batcher {
+    fn drop(&mut self) {
+        self.queue.close();
+        for thread in self.threads.drain(..) {
+            // A panic of the thread has been reported to the ticket.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Job {
+    /// Generates; a ticket that was dropped has cancelled it.
+    fn run(self, sessions: &Sessions, codec: &Arc<Codec>) {
+        let Self {
+            prompt,
+            request,
+            events,
+        } = self;
+        let result = match sessions {
+            Sessions::Batch(steps) => {
+                let mut sequence = steps.sequence();
+                sequence.set_priority(request.priority);
+                let mut session = Session::new(Box::new(sequence), codec.clone());
+                generate(&mut session, &prompt, request, &events)
+            }
+            Sessions::Turns(session) => {
+                let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+                generate(&mut session, &prompt, request, &events)
+            }
+        };
+        // Whoever dropped the ticket wants no more of it.
+        let _ = events.send(result.map_or_else(Event::Failed, Event::End));
+    }
+}
+
+fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Sender<Event>) -> Result<End> {
+    session.set_sampler(request.sampler);
+    session.replace_draft(request.draft);
+    let mut answer = session.generate(prompt, &request.options)?;
+    while let Some(piece) = answer.next().transpose()? {
+        if events.send(Event::Piece(piece, answer.metrics())).is_err() {
+            break;
+        }
+    }
+    Ok(End {
+        finish: answer.finish(),
+        stop: answer.stop().map(str::to_owned),
+        metrics: answer.metrics(),
+    })
+}
+
+/// A request in progress: an iterator over the pieces of its text, which waits for each. Dropping
+/// it cancels the request.
+pub struct Ticket {
+    queue: Arc<Queue>,
+    place: Place,
+    cancel: Cancel,
+    events: Receiver<Event>,
+    end: End,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ticket {} with {:?}", self.place.1, self.end)
+    }
+}
+
+impl Ticket {
+    /// Ends the request after the current step, or at once if it waits.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+        self.queue.lock().waiting.remove(&self.place);
+    }
+
+    /// The text of all remaining pieces.
+    pub fn text(&mut self) -> Result<String> {
+        self.map(|piece| Ok(piece?.text)).collect()
+    }
+
+    /// Why the text ended; `None` before the end and after an error.
+    pub fn finish(&self) -> Option<Finish> {
+        self.end.finish
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop(&self) -> Option<&str> {
+        self.end.stop.as_deref()
+    }
+
+    /// Counts and times so far.
+    pub fn metrics(&self) -> Metrics {
+        self.end.metrics
+    }
+}
+
+impl Iterator for Ticket {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        match self.events.recv() {
+            Ok(Event::Piece(piece, metrics)) => {
+                self.end.metrics = metrics;
+                return Some(Ok(piece));
+            }
+            Ok(Event::Failed(e)) => {
+                self.ended = true;
+                return Some(Err(e));
+            }
+            Ok(Event::End(end)) => self.end = end,
+            // It was taken out of the queue.
+            Err(_) if self.cancel.is_cancelled() || self.queue.lock().closed => {
+                self.end.finish = Some(Finish::Cancelled);
+            }
+            Err(_) => {
+                self.ended = true;
+                let e = Error::internal(Stage::Run, "the thread of a request has ended");
+                return Some(Err(e));
+            }
+        }
+        self.ended = true;
+        None
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

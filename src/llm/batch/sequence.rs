@@ -1,0 +1,383 @@
+//! A sequence as the scheduler sees it: its tokens, its pages, and what it waits for.
+
+use super::pages::{Pages, PrefixId, Prefixes};
+use crate::error::Error;
+use crate::graph::op::paged_attention::{CUT, PAGE};
+
+/// What a job returns for each of its last tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Logits,
+    /// The ID of the largest logit.
+    MostLikely,
+}
+
+/// Tokens to feed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    /// Number of tokens before them.
+    pub first: usize,
+    /// How many of the last tokens return something.
+    pub rows: usize,
+    pub wanted: Wanted,
+}
+
+/// What a job returned.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub ids: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub error: Option<Error>,
+}
+
+impl Answer {
+    fn clear(&mut self) {
+        self.ids.clear();
+        self.logits.clear();
+        self.error = None;
+    }
+}
+
+/// Tokens up to `end` that are computed in one way: each alone, or together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    end: usize,
+    alone: bool,
+}
+
+/// The next tokens of a sequence that a step may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub count: usize,
+    pub alone: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sequence {
+    pub open: bool,
+    /// Sequences with larger ones go first.
+    pub priority: i32,
+    /// When its first token arrived.
+    pub since: u64,
+    /// The last step with rows of it.
+    pub served: u64,
+    /// All tokens. Those that are not in the cache are fed by a job, or again if pages were taken.
+    pub tokens: Vec<u32>,
+    /// Number of tokens in the cache.
+    pub cached: usize,
+    /// Pages for the tokens in the cache, and maybe some of the next ones.
+    pub pages: Vec<u32>,
+    /// Its first texts of whole pages that are known.
+    pub known: Vec<PrefixId>,
+    pub job: Option<Job>,
+    /// Ready to run in the step that is planned.
+    pub ready: bool,
+    pub in_step: bool,
+    /// The job is to end with the step that it is in.
+    pub cancelled: bool,
+    /// The answer of the last job waits to be taken.
+    pub answered: bool,
+    /// Its next job is expected soon.
+    pub expected: bool,
+    pub answer: Answer,
+    segments: Vec<Segment>,
+}
+
+impl Sequence {
+    /// A sequence without tokens.
+    pub fn opened() -> Self {
+        Self {
+            open: true,
+            ..Self::default()
+        }
+    }
+
+    /// Adds tokens, each computed alone if `alone`.
+    pub fn extend(&mut self, tokens: &[u32], alone: bool) {
+        self.tokens.extend_from_slice(tokens);
+        let end = self.tokens.len();
+        match self.segments.last_mut() {
+            Some(last) if last.alone && alone => last.end = end,
+            _ => self.segments.push(Segment { end, alone }),
+        }
+    }
+
+    /// Keeps the first `len` tokens. With `exact`, those that would be computed in another way if
+    /// they were fed again leave the cache.
+    pub fn truncate(&mut self, len: usize, exact: bool, pages: &mut Pages) {
+        if len >= self.tokens.len() {
+            return;
+        }
+        self.tokens.truncate(len);
+        self.cached = self.cached.min(len);
+        let whole = self.segments.partition_point(|s| s.end <= len);
+        let start = whole.checked_sub(1).and_then(|i| self.segments.get(i));
+        let start = start.map_or(0, |s| s.end);
+        self.segments.truncate(whole + usize::from(start < len));
+        if let Some(cut) = self.segments.get_mut(whole) {
+            cut.end = len;
+            let part = start.max(len / PAGE * PAGE);
+            if exact && !cut.alone && len - part < CUT {
+                self.cached = self.cached.min(part);
+            }
+        }
+        self.keep_pages(self.cached.div_ceil(PAGE), pages);
+    }
+
+    /// Keeps the first pages.
+    fn keep_pages(&mut self, count: usize, pages: &mut Pages) {
+        let kept = count.min(self.pages.len());
+        self.pages.drain(kept..).for_each(|page| pages.release(page));
+        self.known.truncate(self.cached / PAGE);
+    }
+
+    /// Gives the page that the next row would write back. Its tokens will be fed again.
+    pub fn reopen(&mut self, pages: &mut Pages) {
+        let whole = self.cached / PAGE;
+        self.cached = whole * PAGE;
+        self.keep_pages(whole, pages);
+    }
+
+    /// Gives all pages back. Its tokens will be fed again.
+    pub fn evict(&mut self, pages: &mut Pages) {
+        self.cached = 0;
+        self.keep_pages(0, pages);
+        if self.job.is_some() {
+            self.answer.clear();
+        }
+    }
+
+    /// Starts a job over the tokens after the first `first`.
+    pub fn start(&mut self, first: usize, rows: usize, wanted: Wanted) {
+        self.job = Some(Job { first, rows, wanted });
+        (self.answered, self.expected, self.cancelled) = (false, false, false);
+        self.answer.clear();
+    }
+
+    /// Ends the job without an answer. Tokens of it that are not in the cache are dropped.
+    pub fn drop_job(&mut self, exact: bool, pages: &mut Pages) {
+        if let Some(job) = self.job.take() {
+            let known = self.cached.max(job.first);
+            self.truncate(known, exact, pages);
+        }
+    }
+
+    /// Number of tokens that are still to be fed.
+    pub fn left(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+
+    /// How many of the rows of a span that ends after `end` tokens return something.
+    pub fn rows_of(&self, start: usize, end: usize) -> usize {
+        let rows = self.job.map_or(0, |j| j.rows);
+        let first = self.tokens.len().saturating_sub(rows);
+        end.saturating_sub(first.max(start))
+    }
+
+    fn segment(&self) -> Segment {
+        let next = self.segments.iter().find(|s| s.end > self.cached);
+        next.copied().unwrap_or(Segment {
+            end: self.tokens.len(),
+            alone: false,
+        })
+    }
+
+    /// The next at most `most` tokens. Where tokens are computed together, chunks end such that
+    /// results do not depend on where: at multiples of [`CUT`], with at least as many rows on
+    /// either side in the same page. The count is 0 if there is no such chunk.
+    pub fn chunk(&self, most: usize) -> Chunk {
+        let Segment { end, alone } = self.segment();
+        let left = end - self.cached;
+        if left <= most || alone {
+            let count = left.min(most);
+            return Chunk { count, alone };
+        }
+        let mut cut = (self.cached + most) / CUT * CUT;
+        let fits = |cut: usize| {
+            let page = cut / PAGE * PAGE;
+            let (before, after) = (page.max(self.cached), end.min(page + PAGE));
+            cut == page || (cut - before >= CUT && after - cut >= CUT)
+        };
+        while cut > self.cached && !fits(cut) {
+            cut -= CUT;
+        }
+        let count = cut.saturating_sub(self.cached);
+        Chunk { count, alone }
+    }
+
+    /// True if page `page` holds tokens of one text that were computed together from the start, as
+    /// every sequence with this text would.
+    fn is_plain(&self, page: usize) -> bool {
+        let first = self.segments.first();
+        first.is_some_and(|s| !s.alone && (page + 1) * PAGE <= s.end)
+    }
+
+    /// The tokens of a page.
+    fn text(&self, page: usize) -> &[u32] {
+        self.tokens
+            .get(page * PAGE..(page + 1) * PAGE)
+            .unwrap_or_default()
+    }
+
+    /// The known text before the next token, and the tokens of the next page, if the former ends a
+    /// page.
+    pub fn next_text(&self) -> Option<(PrefixId, &[u32])> {
+        let at_page = self.cached == self.known.len() * PAGE;
+        let text = self.text(self.known.len());
+        (at_page && !text.is_empty()).then(|| (self.last_known(), text))
+    }
+
+    fn last_known(&self) -> PrefixId {
+        self.known.last().copied().unwrap_or(PrefixId::EMPTY)
+    }
+
+    /// Uses pages of known texts instead of computing the next ones. With `plain`, only those that
+    /// it would compute to the same bits.
+    pub fn adopt(&mut self, pages: &mut Pages, known: &mut Prefixes, plain: bool) {
+        let rows = self.job.map_or(1, |j| j.rows.max(1));
+        while self.cached + PAGE + rows <= self.tokens.len() && self.cached == self.known.len() * PAGE {
+            let next = self.known.len();
+            if plain && !self.is_plain(next) {
+                return;
+            }
+            let Some((id, page)) = known.find(self.last_known(), self.text(next)) else {
+                return;
+            };
+            pages.share(page);
+            self.keep_pages(next, pages);
+            self.pages.push(page);
+            self.known.push(id);
+            self.cached += PAGE;
+        }
+    }
+
+    /// Makes its full pages known. With `plain`, only those that every sequence with this text
+    /// would compute to the same bits.
+    pub fn publish(&mut self, pages: &mut Pages, known: &mut Prefixes, plain: bool) {
+        while (self.known.len() + 1) * PAGE <= self.cached {
+            let next = self.known.len();
+            if plain && !self.is_plain(next) {
+                return;
+            }
+            let Some(own) = self.pages.get(next).copied() else {
+                return;
+            };
+            let Some((id, page)) = known.add(pages, self.last_known(), self.text(next), own) else {
+                return;
+            };
+            if page != own {
+                pages.share(page);
+                pages.release(own);
+                self.pages.splice(next..=next, [page]);
+            }
+            self.known.push(id);
+        }
+    }
+
+    /// A copy with the same tokens and pages.
+    pub fn fork(&self, pages: &mut Pages) -> Self {
+        let used = self.cached.div_ceil(PAGE).min(self.pages.len());
+        let used = self.pages.get(..used).unwrap_or_default().to_vec();
+        used.iter().for_each(|page| pages.share(*page));
+        Self {
+            open: true,
+            priority: self.priority,
+            since: self.since,
+            served: self.served,
+            tokens: self.tokens.clone(),
+            cached: self.cached,
+            pages: used,
+            known: self.known.clone(),
+            segments: self.segments.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed(lengths: &[(usize, bool)]) -> Sequence {
+        let mut sequence = Sequence::default();
+        for (count, alone) in lengths {
+            sequence.extend(&vec![1; *count], *alone);
+        }
+        sequence
+    }
+
+    #[test]
+    fn chunks_leave_whole_parts_of_pages() {
+        let cases = [
+            // Tokens, tokens in the cache, most; expected.
+            (60, 0, 60, 60),
+            (60, 0, 48, 32),
+            (200, 0, 128, 128),
+            (200, 0, 100, 96),
+            (200, 37, 50, 80 - 37),
+            (200, 37, 20, 0),
+            (66, 0, 65, 64),
+            (60, 17, 48, 43),
+        ];
+        for (tokens, cached, most, want) in cases {
+            let mut sequence = fed(&[(tokens, false)]);
+            sequence.cached = cached;
+            let chunk = sequence.chunk(most);
+            assert_eq!(
+                (chunk.count, chunk.alone),
+                (want, false),
+                "{tokens} {cached} {most}"
+            );
+        }
+        // With 48 rows, every prompt goes on.
+        for tokens in 1..200 {
+            for cached in 0..tokens {
+                let mut sequence = fed(&[(tokens, false)]);
+                sequence.cached = cached;
+                assert!(sequence.chunk(48).count > 0, "{tokens} {cached}");
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_fed_again_as_they_were() {
+        let mut pages = Pages::new(9);
+        let mut sequence = fed(&[(10, false), (1, true), (1, true), (5, false)]);
+        assert_eq!(sequence.chunk(7).count, 0, "10 tokens are not cut");
+        sequence.cached = 10;
+        assert_eq!(
+            sequence.chunk(7),
+            Chunk {
+                count: 2,
+                alone: true
+            }
+        );
+        sequence.truncate(11, true, &mut pages);
+        sequence.extend(&[1], true);
+        sequence.cached = 0;
+        assert_eq!(
+            sequence.chunk(64),
+            Chunk {
+                count: 10,
+                alone: false
+            }
+        );
+        sequence.cached = 10;
+        assert_eq!(
+            sequence.chunk(64),
+            Chunk {
+                count: 2,
+                alone: true
+            }
+        );
+        sequence.truncate(0, true, &mut pages);
+        sequence.extend(&[1, 2], false);
+        assert_eq!(
+            sequence.chunk(64),
+            Chunk {
+                count: 2,
+                alone: false
+            }
+        );
+    }
+}

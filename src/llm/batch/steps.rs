@@ -1,0 +1,385 @@
+//! The thread that runs the steps of many sequences, and the [`LanguageModel`] of each.
+
+use super::scheduler::{Found, Scheduler, SequenceId, Step};
+use super::sequence::{Answer, Wanted};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::graph::op::paged_attention::PAGE;
+use crate::llm::LanguageModel;
+use crate::llm::engine::{BatchConfig, RowModel, Span, check_room};
+use crate::quota::{self, Quota};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a sequence that waits looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the thread and the sequences share.
+#[derive(Debug)]
+struct State {
+    scheduler: Scheduler,
+    /// For each sequence, what it waits for.
+    turns: Vec<Arc<Condvar>>,
+    /// No sequence can be opened any more.
+    closing: bool,
+    /// The thread has ended.
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// There may be something to do for the thread.
+    work: Condvar,
+}
+
+impl Shared {
+    /// A panic while the state is locked is a bug of its own, which has been reported.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs steps of many sequences on a thread of its own, which ends with the last sequence.
+#[derive(Debug)]
+pub struct Steps {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    vocab: usize,
+    config: BatchConfig,
+}
+
+impl Steps {
+    /// Starts the thread. With `reproducible`, each sequence gets exactly the results that it gets
+    /// alone, if `model` computes rows independently of others. `quota` is that of the model.
+    pub fn start(model: impl RowModel + 'static, reproducible: bool, quota: Option<Quota>) -> Result<Self> {
+        let (vocab, config) = (model.vocab(), model.config());
+        let least = config.context.div_ceil(PAGE);
+        if config.rows < 2 * PAGE || config.pages < least || config.logits == 0 {
+            let what = format!("steps need 128 rows, {least} pages and logits: {config:?}");
+            return Err(Error::internal(Stage::Run, what));
+        }
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                scheduler: Scheduler::new(config, reproducible),
+                turns: Vec::new(),
+                closing: false,
+                ended: false,
+            }),
+            work: Condvar::new(),
+        });
+        let worker = Worker {
+            shared: shared.clone(),
+            model: Box::new(model),
+            quota,
+            step: Step::default(),
+            found: Found::default(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("tlite-steps".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            vocab,
+            config,
+        })
+    }
+
+    /// A new sequence.
+    pub fn sequence(&self) -> BatchSequence {
+        let id = self.shared.lock().scheduler.open();
+        BatchSequence::new(&self.shared, id, 0, self.vocab, self.config)
+    }
+
+    /// Pages that sequences use, and pages of texts that are only kept for later ones.
+    pub fn used_pages(&self) -> [usize; 2] {
+        self.shared.lock().scheduler.used_pages()
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closing = true;
+        let wait = state.scheduler.opened() == 0;
+        drop(state);
+        self.shared.work.notify_all();
+        // With open sequences, the thread ends after the last of them.
+        if let Some(thread) = self.thread.take().filter(|_| wait) {
+            // A panic of the thread has been reported to those who waited for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    model: Box<dyn RowModel>,
+    quota: Option<Quota>,
+    step: Step,
+    found: Found,
+}
+
+impl Drop for Worker {
+    /// Those who wait must not wait forever, even after a panic.
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.ended = true;
+        state.turns.iter().for_each(|turn| turn.notify_all());
+    }
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut patience = Duration::ZERO;
+        while self.next_step(patience) {
+            let start = Instant::now();
+            let result = self.run_step();
+            let time = start.elapsed();
+            patience = time / 2;
+            let mut state = self.shared.lock();
+            let State { scheduler, turns, .. } = &mut *state;
+            let mut answered = |id: SequenceId| {
+                if let Some(turn) = turns.get(id) {
+                    turn.notify_all();
+                }
+            };
+            match result {
+                Ok(()) => scheduler.finish(&self.step, &self.found, self.model.vocab(), time, &mut answered),
+                Err(e) => scheduler.fail(&self.step, &e, &mut answered),
+            }
+        }
+    }
+
+    /// Waits for jobs and plans a step; false if there will be none. Sequences that were just
+    /// answered have `patience` to queue their next job, so that they share the step.
+    fn next_step(&mut self, patience: Duration) -> bool {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        let deadline = Instant::now() + patience;
+        loop {
+            if !state.scheduler.has_jobs() {
+                if state.closing && state.scheduler.opened() == 0 {
+                    return false;
+                }
+                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !state.scheduler.expects_more() || left.is_zero() {
+                break;
+            }
+            let waited = shared.work.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.scheduler.expect_none();
+        state.scheduler.plan(&mut self.step);
+        true
+    }
+
+    fn run_step(&mut self) -> Result<()> {
+        let Self {
+            model, step, found, ..
+        } = self;
+        let _call = self.quota.as_ref().map(Quota::enter);
+        found.ids.clear();
+        found.logits.clear();
+        if step.parts.is_empty() {
+            return Err(Error::internal(Stage::Run, "jobs, but no rows to run"));
+        }
+        model.copy_pages(&step.copies)?;
+        let spans: Vec<Span<'_>> = step
+            .parts
+            .iter()
+            .map(|part| Span {
+                tokens: step.tokens.get(part.tokens.clone()).unwrap_or_default(),
+                start: part.start,
+                pages: step.pages.get(part.pages.clone()).unwrap_or_default(),
+                logits: part.rows,
+                alone: part.alone,
+            })
+            .collect();
+        model.step(&spans)?;
+        let wants = |wanted: Wanted| step.parts.iter().any(|p| p.rows > 0 && p.wanted == wanted);
+        if wants(Wanted::MostLikely) {
+            found.ids = model.most_likely()?;
+        }
+        let mut first = 0;
+        for part in &step.parts {
+            if part.rows > 0 && part.wanted == Wanted::Logits {
+                model.logits(first, part.rows, &mut found.logits)?;
+            }
+            first += part.rows;
+        }
+        Ok(())
+    }
+}
+
+/// A sequence of a batch. Its calls wait until steps, which it shares with other sequences, have run
+/// its tokens. Cancelling the calls of its thread
+/// ([`DecodeOptions::cancel`](crate::llm::DecodeOptions::cancel)) ends the wait after the current
+/// step.
+#[derive(Debug)]
+pub struct BatchSequence {
+    shared: Arc<Shared>,
+    id: SequenceId,
+    turn: Arc<Condvar>,
+    len: usize,
+    vocab: usize,
+    config: BatchConfig,
+}
+
+impl BatchSequence {
+    fn new(shared: &Arc<Shared>, id: SequenceId, len: usize, vocab: usize, config: BatchConfig) -> Self {
+        let mut state = shared.lock();
+        while state.turns.len() <= id {
+            state.turns.push(Arc::default());
+        }
+        let turn = state.turns.get(id).cloned().unwrap_or_default();
+        drop(state);
+        Self {
+            shared: shared.clone(),
+            id,
+            turn,
+            len,
+            vocab,
+            config,
+        }
+    }
+
+    /// A new sequence with the same tokens, which it shares.
+    pub fn fork(&self) -> Self {
+        let id = self.shared.lock().scheduler.fork(self.id);
+        Self::new(&self.shared, id, self.len, self.vocab, self.config)
+    }
+
+    /// Sequences with larger priorities run first; 0 at first.
+    pub fn set_priority(&mut self, priority: i32) {
+        self.shared.lock().scheduler.set_priority(self.id, priority);
+    }
+
+    /// Queues tokens, of which the last `rows` return something. [`BatchSequence::wait`] must
+    /// follow.
+    fn queue(&mut self, tokens: &[u32], rows: usize, wanted: Wanted) -> Result<()> {
+        check_room(self.len, tokens.len(), self.config.context)?;
+        if let Some(id) = tokens
+            .iter()
+            .find(|id| usize::try_from(**id).map_or(true, |id| id >= self.vocab))
+        {
+            let what = format!(
+                "token ID {id} is out of range; the vocabulary has {} tokens",
+                self.vocab
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
+        }
+        self.shared.lock().scheduler.queue(self.id, tokens, rows, wanted);
+        self.shared.work.notify_all();
+        Ok(())
+    }
+
+    /// Waits for the answer to what was queued, and passes it to `take`.
+    fn wait<T>(&mut self, take: impl FnOnce(&mut Answer) -> T) -> Result<T> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        let mut limit = None;
+        let result = loop {
+            if let Some(answer) = state.scheduler.answer(self.id) {
+                break match answer.error.take() {
+                    Some(e) => Err(limit.unwrap_or(e)),
+                    None => Ok(take(answer)),
+                };
+            }
+            if state.ended {
+                break Err(Error::internal(
+                    Stage::Run,
+                    "the thread that runs steps has ended",
+                ));
+            }
+            if limit.is_none()
+                && let Err(e) = quota::check()
+            {
+                let e = Error::exceeded(Stage::Run, e);
+                if state.scheduler.cancel(self.id) {
+                    break Err(e);
+                }
+                limit = Some(e);
+            }
+            let waited = self.turn.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        self.len = state.scheduler.len(self.id);
+        result
+    }
+
+    fn all(&mut self, tokens: &[u32]) -> Result<()> {
+        if tokens.len() > self.most_rows() {
+            let what = format!("{} rows of logits, of at most {}", tokens.len(), self.most_rows());
+            return Err(Error::internal(Stage::Run, what));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BatchSequence {
+    fn drop(&mut self) {
+        self.shared.lock().scheduler.close(self.id);
+        // The thread may wait for it, or end after it.
+        self.shared.work.notify_all();
+    }
+}
+
+impl LanguageModel for BatchSequence {
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context(&self) -> usize {
+        self.config.context
+    }
+
+    /// The scheduler splits long inputs.
+    fn run_length(&self) -> usize {
+        self.config.context
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        self.queue(tokens, 1, Wanted::Logits)?;
+        self.wait(|answer| std::mem::swap(logits, &mut answer.logits))
+    }
+
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.all(tokens)?;
+        self.queue(tokens, tokens.len(), Wanted::Logits)?;
+        self.wait(|answer| std::mem::take(&mut answer.logits))
+    }
+
+    fn most_rows(&self) -> usize {
+        self.config.logits
+    }
+
+    fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
+        self.queue(tokens, 1, Wanted::MostLikely)?;
+        let id = self.wait(|answer| answer.ids.last().copied())?;
+        id.ok_or_else(|| Error::internal(Stage::Run, "a step without a token"))
+    }
+
+    fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        self.all(tokens)?;
+        self.queue(tokens, tokens.len(), Wanted::MostLikely)?;
+        self.wait(|answer| std::mem::take(&mut answer.ids))
+    }
+
+    fn truncate(&mut self, len: usize) -> usize {
+        if len < self.len {
+            self.shared.lock().scheduler.truncate(self.id, len);
+            self.len = len;
+        }
+        self.len
+    }
+}

@@ -1,0 +1,165 @@
+//! Loads a decoder for several sequences.
+
+use super::prepare::{decoder, fitted, kept_floats};
+use super::{KvType, LoadOptions, PlaceName, Purpose};
+use crate::backend::{Caps, SharedBackend};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::fmt::size_text;
+use crate::graph::op::paged_attention::PAGE;
+use crate::llm::engine::{BatchConfig, BatchModel, Decoder, SequenceConfig};
+use crate::llm::folder::ModelFolder;
+use crate::note::Note;
+use crate::placement::Opened;
+use crate::quota::Quota;
+
+/// Least number of rows of a step.
+const LEAST_ROWS: usize = 2 * PAGE;
+/// Least number of rows of a step that may have logits.
+const LEAST_LOGITS: usize = 64;
+
+/// How many sequences a model runs, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// Maximum number of texts that are generated at the same time, at least 1.
+    pub sequences: usize,
+    /// Tokens that the cache holds for all sequences together; at least those of a context. `None`
+    /// selects as many as all sequences can have, but at most half of the memory that the model
+    /// leaves.
+    pub tokens: Option<usize>,
+    /// Each sequence gets exactly the tokens that it gets alone, whatever runs beside it. Backend
+    /// `cpu` only.
+    pub reproducible: bool,
+}
+
+impl Default for BatchOptions {
+    fn default() -> Self {
+        Self {
+            sequences: 8,
+            tokens: None,
+            reproducible: false,
+        }
+    }
+}
+
+/// A decoder that runs rows of several sequences.
+#[derive(Debug)]
+pub struct LoadedRows {
+    /// The decoder.
+    pub model: BatchModel,
+    /// Where it runs.
+    pub place: PlaceName,
+    /// Warnings raised while loading, one sentence each.
+    pub notes: Vec<Note>,
+    /// What calls may consume.
+    pub quota: Quota,
+}
+
+impl LoadedRows {
+    /// Loads `model.onnx` of `folder`. Returns the usage errors of
+    /// [`Loaded::new`](super::Loaded::new), and an error of kind [`ErrorKind::Unsupported`] if the
+    /// model or the host cannot run several sequences in common steps.
+    pub fn new(folder: &ModelFolder, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
+        options.check()?;
+        batch.check()?;
+        let quota = options.limits.quota();
+        let _call = quota.enter();
+        let backend = match options.place.open()? {
+            Opened::Device(backend) => backend,
+            Opened::Host { .. } => {
+                let what = "the host runs one sequence at a time; use a device";
+                return Err(Error::other(Stage::Plan, what).of_kind(ErrorKind::Unsupported));
+            }
+        };
+        let caps = backend.caps().clone();
+        options.check_on(&caps)?;
+        batch.check_on(&caps)?;
+        let mut notes = options.place.notes(Some(&caps)).into_iter().collect::<Vec<_>>();
+        let context = folder.context(options.context)?;
+        let builder = options.builder(options.target(&caps, Purpose::Batch), Purpose::Batch);
+        let decoder = decoder(folder, options.import(), context, builder, &mut notes)?;
+        if options.kv == KvType::Q8 {
+            notes.extend(kept_floats(decoder.graph()));
+        }
+        let decoder = fitted(decoder, folder, options, &mut notes)?;
+        let config = config(&decoder, &caps, context, options, batch)?;
+        let store = options.place.options.cache.clone();
+        let (model, validation) =
+            BatchModel::load(decoder, SharedBackend::new(backend), &config, None, store)?;
+        notes.extend(validation);
+        Ok(Self {
+            place: PlaceName::of(&caps),
+            model,
+            notes,
+            quota,
+        })
+    }
+}
+
+impl BatchOptions {
+    fn check(&self) -> Result<()> {
+        match self.sequences {
+            0 => Err(Error::usage("sequences", "0 is too small; expected at least 1")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_on(&self, caps: &Caps) -> Result<()> {
+        if self.reproducible && !caps.profile.is_native() {
+            let what = format!(
+                "on {} the kernels depend on the number of rows of a step; use the backend cpu",
+                caps.backend
+            );
+            return Err(Error::usage("reproducible", what).of_kind(ErrorKind::Unsupported));
+        }
+        Ok(())
+    }
+}
+
+/// The sizes for a device. A usage error if they do not fit its memory.
+fn config(
+    decoder: &Decoder,
+    caps: &Caps,
+    context: usize,
+    options: &LoadOptions,
+    batch: &BatchOptions,
+) -> Result<BatchConfig> {
+    let least = context.div_ceil(PAGE);
+    let rows = SequenceConfig::of(usize::MAX).on(caps).chunk.max(LEAST_ROWS);
+    let logits = batch.sequences.saturating_mul(options.drafts + 1);
+    let mut config = BatchConfig {
+        pages: least,
+        context,
+        rows,
+        logits: logits.clamp(LEAST_LOGITS, rows),
+    };
+    let memory = decoder.batch_memory(caps, &config)?;
+    let free = match memory.device {
+        0 => u64::MAX,
+        device => device.saturating_sub(memory.weights.saturating_add(memory.activations)),
+    };
+    let page = (memory.cache / least.max(1) as u64).max(1);
+    let fit = usize::try_from(free / page).unwrap_or(usize::MAX);
+    let too_large = |name: &str, pages: usize| {
+        let needed = size_text(page.saturating_mul(pages as u64));
+        let what = format!(
+            "{} tokens need {needed}, but the model leaves {}; at most {} tokens fit",
+            pages * PAGE,
+            size_text(free),
+            fit * PAGE
+        );
+        Err(Error::usage(name, what).of_kind(ErrorKind::OutOfMemory))
+    };
+    if fit < least {
+        return too_large("context", least);
+    }
+    config.pages = match batch.tokens.map(|t| t.div_ceil(PAGE)) {
+        Some(pages) if pages < least => {
+            let what = format!("{} tokens are fewer than the context of {context}", pages * PAGE);
+            return Err(Error::usage("tokens", what));
+        }
+        Some(pages) if pages > fit => return too_large("tokens", pages),
+        Some(pages) => pages,
+        None => least.saturating_mul(batch.sequences).min(fit / 2).max(least),
+    };
+    Ok(config)
+}
