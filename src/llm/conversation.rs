@@ -26,7 +26,7 @@ pub struct Conversation {
 }
 
 /// A text as formatted by the chat template, and its tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Encoded {
     text: String,
     tokens: Vec<u32>,
@@ -46,6 +46,17 @@ impl Conversation {
             slides: false,
             encoded: None,
         }
+    }
+
+    /// A conversation with the same messages that goes on by itself. Returns the errors of
+    /// [`Session::fork`].
+    pub fn fork(&self) -> Result<Self> {
+        Ok(Self {
+            session: self.session.fork()?,
+            messages: self.messages.clone(),
+            slides: self.slides,
+            encoded: self.encoded.clone(),
+        })
     }
 
     /// Sets whether a full context slides. If it does, the oldest turns are dropped when they leave

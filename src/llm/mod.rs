@@ -114,6 +114,11 @@ pub trait LanguageModel {
         None
     }
 
+    /// A model of its own with the same tokens in its cache; `None` if not supported.
+    fn fork(&self) -> Option<Box<dyn LanguageModel + Send>> {
+        None
+    }
+
     /// Truncates the cache to its first `len` tokens and returns the length that remains: at most
     /// `len`. It is 0 if a sliding-window cache no longer holds what the next token would read. The
     /// remaining cache is valid to continue from.

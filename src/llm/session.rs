@@ -9,7 +9,7 @@ use super::tokenizer::TextStream;
 use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -145,6 +145,23 @@ impl Session {
     pub fn clear(&mut self) {
         self.cached.clear();
         self.model.truncate(0);
+    }
+
+    /// A session with the same tokens in its cache, a greedy sampler and no draft. An error of kind
+    /// [`ErrorKind::Unsupported`] unless the model shares its cache with others, as those of
+    /// [`Batcher::session`](super::Batcher::session) do.
+    pub fn fork(&self) -> Result<Self> {
+        let model = self.model.fork().ok_or_else(|| {
+            let what = "this model cannot fork a session; use one of a batcher";
+            Error::other(Stage::Run, what).of_kind(ErrorKind::Unsupported)
+        })?;
+        Ok(Self {
+            model,
+            codec: self.codec.clone(),
+            sampler: Sampler::default(),
+            draft: None,
+            cached: self.cached.clone(),
+        })
     }
 
     /// Loads the cache from the file `path`, if it exists. Returns the errors of

@@ -1,14 +1,16 @@
 //! Rows of several sequences in one run, against each sequence alone in the interpreter.
 
-use tlite_testing::{assert_error, present as devices, tiny_model};
+use std::path::Path;
+use tlite_testing::{Device, assert_error, present as devices, tiny_model};
 use transformer_lite::unstable::backend::SharedBackend;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{
-    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, Span,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span,
 };
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, Steps};
 use transformer_lite::unstable::tensor::DType;
 
 const CONFIG: BatchConfig = BatchConfig {
@@ -153,6 +155,7 @@ fn native_rows_do_not_depend_on_the_step() {
                     spans.insert(0, other.span(beside, 1));
                 }
                 batch.step(&spans).unwrap();
+                row.clear();
                 batch.logits(spans.len() - 1, 1, &mut row).unwrap();
                 found.push(row.clone());
                 one.done += count;
@@ -160,5 +163,110 @@ fn native_rows_do_not_depend_on_the_step() {
             runs.push(found);
         }
         assert_eq!(runs[0], runs[1]);
+    }
+}
+
+/// Steps of the tiny model on a device, with few pages.
+fn steps(device: &Device, file: &Path, reproducible: bool, kv_q8: bool) -> Steps {
+    let config = BatchConfig {
+        pages: 7,
+        rows: 128,
+        ..CONFIG
+    };
+    let target = Target {
+        kv_q8,
+        ..Target::DEVICE.with(Logits::Chosen).on(&device.caps)
+    };
+    let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
+    let decoder = builder.load(file, ImportOptions::default()).unwrap();
+    let backend = SharedBackend::new(Box::new(device.share()));
+    let (batch, _) = BatchModel::load(decoder, backend, &config, None, None).unwrap();
+    Steps::start(batch, reproducible, None).unwrap()
+}
+
+/// Runs a random program of one sequence, and returns the bits of all logits.
+fn program(model: &mut BatchSequence, seed: u64) -> Vec<u32> {
+    let mut random = SplitMix64::new(seed);
+    let mut below = |n: u64| usize::try_from(random.next_u64() % n).unwrap();
+    let mut bits = Vec::new();
+    let token = |n: usize| u32::try_from(n % 200 + 3).unwrap();
+    for _ in 0..9 {
+        let len = model.len();
+        match below(4) {
+            // A prompt; some begin alike.
+            0 if len < 100 => {
+                let (kind, count) = (below(2), 1 + below(90));
+                let tokens: Vec<u32> = (0..count).map(|i| token(i * (3 + kind))).collect();
+                let mut logits = Vec::new();
+                model.forward(&tokens, &mut logits).unwrap();
+                bits.extend(logits.iter().map(|v| v.to_bits()));
+            }
+            1 if len < 190 => {
+                let tokens = [1, 2, 3].map(token);
+                let logits = model.forward_all(&tokens).unwrap();
+                bits.extend(logits.iter().map(|v| v.to_bits()));
+            }
+            2 => {
+                model.truncate(below(len as u64 + 1));
+            }
+            _ => {
+                for _ in 0..below(12) {
+                    if model.len() < 200 {
+                        let mut logits = Vec::new();
+                        model.forward(&[token(below(200))], &mut logits).unwrap();
+                        bits.extend(logits.iter().map(|v| v.to_bits()));
+                    }
+                }
+            }
+        }
+    }
+    bits
+}
+
+#[test]
+fn sequences_in_threads_get_what_they_get_alone() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    let file = model.join("model.onnx");
+    for device in devices() {
+        let exact = device.caps.profile.is_native();
+        for kv_q8 in [false, true] {
+            let alone = steps(&device, &file, exact, kv_q8);
+            let together = steps(&device, &file, exact, kv_q8);
+            let (rounds, threads) = if exact { (12, 8) } else { (1, 4) };
+            for round in 0..rounds {
+                let seeds = || (0..threads).map(|i| round * 100 + i);
+                let found: Vec<Vec<u32>> = std::thread::scope(|scope| {
+                    let threads: Vec<_> = seeds()
+                        .map(|seed| {
+                            let mut sequence = together.sequence();
+                            scope.spawn(move || program(&mut sequence, seed))
+                        })
+                        .collect();
+                    threads.into_iter().map(|t| t.join().unwrap()).collect()
+                });
+                for (seed, found) in seeds().zip(found) {
+                    let want = program(&mut alone.sequence(), seed);
+                    assert_eq!(found.len(), want.len());
+                    if exact {
+                        assert!(found == want, "{:?} {seed} {kv_q8}", device.kind);
+                        continue;
+                    }
+                    let float = |bits: &[u32]| bits.iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>();
+                    let (found, want) = (float(&found), float(&want));
+                    let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+                    let error = found
+                        .iter()
+                        .zip(&want)
+                        .map(|(a, b)| (a - b).abs())
+                        .fold(0f32, f32::max);
+                    assert!(
+                        error < 5e-3 * largest,
+                        "{:?} {seed}: {error} of {largest}",
+                        device.kind
+                    );
+                }
+            }
+            assert_eq!(together.used_pages()[0], 0);
+        }
     }
 }

@@ -104,11 +104,25 @@ impl Queue {
 }
 
 /// How requests get sessions.
-enum Sessions {
+pub(super) enum Sessions {
     /// All at the same time.
     Batch(Steps),
-    /// In turns, by one model.
-    Turns(Mutex<Session>),
+    /// In turns, by one session of a model.
+    Turns(Model, Mutex<Session>),
+}
+
+impl Sessions {
+    /// A session of its own.
+    fn open(&self, codec: &Arc<Codec>, priority: i32) -> Result<Session> {
+        match self {
+            Self::Batch(steps) => {
+                let mut sequence = steps.sequence();
+                sequence.set_priority(priority);
+                Ok(Session::new(Box::new(sequence), codec.clone()))
+            }
+            Self::Turns(model, _) => model.session(),
+        }
+    }
 }
 
 /// Answers many requests at the same time: their tokens share runs of the model, and their common
@@ -119,6 +133,7 @@ pub struct Batcher {
     codec: Arc<Codec>,
     context: usize,
     threads: Vec<JoinHandle<()>>,
+    sessions: Arc<Sessions>,
     notes: Vec<Note>,
 }
 
@@ -146,27 +161,37 @@ impl Batcher {
                 let model = Model::with_codec(&folder, codec.clone(), options, &mut |_| {})?;
                 let mut notes = model.notes().to_vec();
                 notes.push(Note::OneSequence { why: e.chain() });
-                Self::start(Sessions::Turns(Mutex::new(model.session()?)), codec, 1, notes)
+                let session = Mutex::new(model.session()?);
+                Self::start(Sessions::Turns(model, session), codec, 1, notes)
             }
             Err(e) => Err(e),
         }
     }
 
-    fn start(sessions: Sessions, codec: Arc<Codec>, threads: usize, notes: Vec<Note>) -> Result<Self> {
+    pub(super) fn start(
+        sessions: Sessions,
+        codec: Arc<Codec>,
+        threads: usize,
+        notes: Vec<Note>,
+    ) -> Result<Self> {
         let context = match &sessions {
             Sessions::Batch(steps) => steps.sequence().context(),
-            Sessions::Turns(session) => session.lock().unwrap_or_else(PoisonError::into_inner).context(),
+            Sessions::Turns(_, session) => session.lock().unwrap_or_else(PoisonError::into_inner).context(),
         };
         let mut batcher = Self {
             queue: Arc::default(),
             codec,
             context,
             threads: Vec::new(),
+            sessions: Arc::new(sessions),
             notes,
         };
-        let sessions = Arc::new(sessions);
         for _ in 0..threads {
-            let (queue, codec, sessions) = (batcher.queue.clone(), batcher.codec.clone(), sessions.clone());
+            let (queue, codec, sessions) = (
+                batcher.queue.clone(),
+                batcher.codec.clone(),
+                batcher.sessions.clone(),
+            );
             let thread = std::thread::Builder::new().name("tlite-request".to_owned());
             let thread = thread.spawn(move || {
                 while let Some((place, job)) = queue.next() {
@@ -193,6 +218,12 @@ impl Batcher {
     /// Context length of a request in tokens.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// A session, for example for a conversation, whose runs requests share. It may outlive the
+    /// batcher. Returns the errors of [`Model::session`] if sequences run one after another.
+    pub fn session(&self) -> Result<Session> {
+        self.sessions.open(&self.codec, 0)
     }
 
     /// Queues a request for what follows `prompt`. Returns the errors of
@@ -252,13 +283,10 @@ impl Job {
             events,
         } = self;
         let result = match sessions {
-            Sessions::Batch(steps) => {
-                let mut sequence = steps.sequence();
-                sequence.set_priority(request.priority);
-                let mut session = Session::new(Box::new(sequence), codec.clone());
-                generate(&mut session, &prompt, request, &events)
-            }
-            Sessions::Turns(session) => {
+            Sessions::Batch(_) => sessions
+                .open(codec, request.priority)
+                .and_then(|mut session| generate(&mut session, &prompt, request, &events)),
+            Sessions::Turns(_, session) => {
                 let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
                 generate(&mut session, &prompt, request, &events)
             }

@@ -249,8 +249,8 @@ impl BatchSequence {
         }
     }
 
-    /// A new sequence with the same tokens, which it shares.
-    pub fn fork(&self) -> Self {
+    /// A new sequence with the same tokens. Pages of the cache are shared until they change.
+    pub fn forked(&self) -> Self {
         let id = self.shared.lock().scheduler.fork(self.id);
         Self::new(&self.shared, id, self.len, self.vocab, self.config)
     }
@@ -373,6 +373,10 @@ impl LanguageModel for BatchSequence {
         self.all(tokens)?;
         self.queue(tokens, tokens.len(), Wanted::MostLikely)?;
         self.wait(|answer| std::mem::take(&mut answer.ids))
+    }
+
+    fn fork(&self) -> Option<Box<dyn LanguageModel + Send>> {
+        Some(Box::new(self.forked()))
     }
 
     fn truncate(&mut self, len: usize) -> usize {

@@ -1,0 +1,169 @@
+//! Requests and tickets.
+
+use super::{VOCAB, steps};
+use crate::error::ErrorKind;
+use crate::llm::batch::batcher::{Batcher, Request, Sessions};
+use crate::llm::codec::Codec;
+use crate::llm::testing::byte_codec;
+use crate::llm::{Cancel, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
+use std::sync::Arc;
+
+/// A batcher of `threads` requests at a time, over a model that fails in step `fails_in`, if any.
+fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batcher) {
+    let (dir, codec) = byte_codec("{}");
+    let sessions = Sessions::Batch(steps(fails_in));
+    let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new()).unwrap();
+    (dir, batcher)
+}
+
+fn request(max_tokens: usize) -> Request {
+    Request {
+        options: GenerateOptions {
+            max_tokens,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    }
+}
+
+fn prompt(seed: u32) -> Vec<u32> {
+    (0..60 + seed * 5).map(|i| (i + seed) % VOCAB).collect()
+}
+
+/// What a session alone generates.
+fn alone(codec: &Arc<Codec>, seed: u32, max_tokens: usize) -> String {
+    let mut session = Session::new(Box::new(steps(None).sequence()), codec.clone());
+    let options = request(max_tokens).options;
+    session
+        .generate(prompt(seed).as_slice(), &options)
+        .unwrap()
+        .text()
+        .unwrap()
+}
+
+#[test]
+fn requests_get_what_they_get_alone() {
+    let (_dir, batcher) = batcher(5, None);
+    let mut tickets: Vec<_> = (0..20)
+        .map(|seed| {
+            let mut request = request(30);
+            request.draft = (seed % 3 == 0).then(|| (Box::new(NgramDraft::default()) as _, 3));
+            batcher.submit(prompt(seed).as_slice(), request).unwrap()
+        })
+        .collect();
+    for (seed, ticket) in (0..).zip(&mut tickets) {
+        assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), seed, 30), "{seed}");
+        assert_eq!(ticket.finish(), Some(Finish::MaxTokens));
+        let metrics = ticket.metrics();
+        assert_eq!((metrics.prompt_tokens, metrics.tokens), (prompt(seed).len(), 30));
+    }
+}
+
+#[test]
+fn a_session_shares_steps_with_requests() {
+    let (_dir, batcher) = batcher(2, None);
+    let mut ticket = batcher.submit(prompt(1).as_slice(), request(30)).unwrap();
+    let mut session = batcher.session().unwrap();
+    let options = request(20).options;
+    let text = session
+        .generate(prompt(2).as_slice(), &options)
+        .unwrap()
+        .text()
+        .unwrap();
+    assert_eq!(text, alone(batcher.codec(), 2, 20));
+    // A fork goes on from the same tokens.
+    let mut fork = session.fork().unwrap();
+    let longer = [prompt(2), vec![1, 2, 3]].concat();
+    for session in [&mut fork, &mut session] {
+        let mut answer = session.generate(longer.as_slice(), &options).unwrap();
+        assert_eq!(answer.reused(), prompt(2).len());
+        assert_eq!(answer.text().unwrap().chars().count(), 20);
+    }
+    assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), 1, 30));
+}
+
+#[test]
+fn cancelled_requests_end_wherever_they_are() {
+    let (_dir, batcher) = batcher(1, None);
+    let mut running = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
+    running.next().unwrap().unwrap();
+    let all = Cancel::default();
+    let mut shared = request(9);
+    shared.options.cancel = all.clone();
+    let mut by_flag = batcher.submit(prompt(2).as_slice(), shared).unwrap();
+    let mut by_ticket = batcher.submit(prompt(3).as_slice(), request(9)).unwrap();
+    drop(batcher.submit(prompt(3).as_slice(), request(9)).unwrap());
+    by_ticket.cancel();
+    assert!(by_ticket.next().is_none());
+    assert_eq!(by_ticket.finish(), Some(Finish::Cancelled));
+    all.cancel();
+    running.cancel();
+    assert!(running.by_ref().all(|piece| piece.is_ok()));
+    assert_eq!(running.finish(), Some(Finish::Cancelled));
+    assert!(by_flag.next().is_none());
+    assert_eq!(by_flag.finish(), Some(Finish::Cancelled));
+    // Requests of a batcher that is dropped end as well.
+    let mut last = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
+    last.next().unwrap().unwrap();
+    let mut waiting = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
+    drop(batcher);
+    for ticket in [&mut last, &mut waiting] {
+        assert!(ticket.by_ref().all(|piece| piece.is_ok()));
+        assert_eq!(ticket.finish(), Some(Finish::Cancelled));
+    }
+}
+
+#[test]
+fn errors_come_once_and_the_batcher_goes_on() {
+    let (_dir, batcher) = batcher(1, Some(2));
+    let long = vec![1; 257];
+    let e = batcher.submit(long.as_slice(), request(1)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ContextExceeded);
+    let mut ticket = batcher.submit(prompt(1).as_slice(), request(9)).unwrap();
+    let kinds: Vec<ErrorKind> = ticket.by_ref().filter_map(|p| Some(p.err()?.kind())).collect();
+    assert_eq!((kinds, ticket.finish()), (vec![ErrorKind::DeviceLost], None));
+    let mut ticket = batcher.submit(prompt(1).as_slice(), request(9)).unwrap();
+    assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), 1, 9));
+    let mut empty = batcher.submit(&[][..] as &[u32], request(9)).unwrap();
+    assert!(empty.next().unwrap().unwrap_err().is_usage());
+}
+
+#[test]
+fn larger_priorities_go_first() {
+    let (_dir, batcher) = batcher(1, None);
+    let mut first = batcher.submit(prompt(1).as_slice(), request(150)).unwrap();
+    first.next().unwrap().unwrap();
+    let submit = |priority| {
+        let request = Request {
+            priority,
+            ..request(20)
+        };
+        batcher.submit(prompt(2).as_slice(), request).unwrap()
+    };
+    let (mut low, mut high) = (submit(0), submit(1));
+    high.text().unwrap();
+    // One at a time: the other began after the end of this one.
+    assert!(low.metrics().first_token.is_zero());
+    assert_eq!(low.text().unwrap(), alone(batcher.codec(), 2, 20));
+}
+
+#[test]
+fn pieces_have_log_probabilities_and_stop_strings_are_named() {
+    let (_dir, batcher) = batcher(1, None);
+    let text = alone(batcher.codec(), 1, 40);
+    let end: String = text.chars().skip(10).take(2).collect();
+    let mut request = request(40);
+    request.options.log_probs = Some(2);
+    request.options.stop = StopStrings::new(vec!["none".to_owned(), end.clone()]).unwrap();
+    let mut ticket = batcher.submit(prompt(1).as_slice(), request).unwrap();
+    for piece in ticket.by_ref() {
+        let piece = piece.unwrap();
+        let log_probs = piece.log_probs.unwrap();
+        assert_eq!(log_probs.top.len(), 2);
+        assert_eq!(log_probs.top[0], (piece.token.unwrap().id, log_probs.chosen));
+    }
+    assert_eq!(
+        (ticket.finish(), ticket.stop()),
+        (Some(Finish::Stop), Some(end.as_str()))
+    );
+}

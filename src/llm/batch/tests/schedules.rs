@@ -1,0 +1,267 @@
+//! Random schedules, step by step.
+
+use super::{Cell, FakeRows, VOCAB, next};
+use crate::error::ErrorKind;
+use crate::graph::op::paged_attention::{CUT, PAGE};
+use crate::llm::batch::scheduler::{Found, Scheduler, SequenceId, Step};
+use crate::llm::batch::sequence::Wanted;
+use crate::llm::engine::{BatchConfig, RowModel, Span};
+use crate::llm::sampler::SplitMix64;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// What a sequence should have been given.
+#[derive(Clone, Default)]
+struct Expected {
+    /// Tokens that were queued together, and whether each is computed alone.
+    runs: Vec<(Vec<u32>, bool)>,
+    /// How many of the last tokens are to return something.
+    queued: Option<usize>,
+}
+
+impl Expected {
+    fn len(&self) -> usize {
+        self.runs.iter().map(|r| r.0.len()).sum()
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let mut left = len;
+        for (tokens, _) in &mut self.runs {
+            tokens.truncate(left);
+            left -= tokens.len();
+        }
+        self.runs.retain(|(tokens, _)| !tokens.is_empty());
+    }
+
+    fn cells(&self, exact: bool) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for (tokens, alone) in &self.runs {
+            let (start, end) = (cells.len(), cells.len() + tokens.len());
+            for (i, token) in tokens.iter().enumerate() {
+                let page = (start + i) / PAGE * PAGE;
+                let together = end.min(page + PAGE) - start.max(page);
+                cells.push((*token, exact && (*alone || together < CUT)));
+            }
+        }
+        cells
+    }
+}
+
+/// A random schedule.
+struct Run {
+    scheduler: Scheduler,
+    model: FakeRows,
+    step: Step,
+    random: SplitMix64,
+    sequences: HashMap<SequenceId, Expected>,
+    fails: bool,
+    /// Numbers of answers, of pages copied, and of rows and tokens.
+    answers: usize,
+    copies: usize,
+    rows: usize,
+    tokens: usize,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed);
+        let mut below = |n: u64| usize::try_from(random.next_u64() % n).unwrap();
+        let context = 70 + below(300);
+        let config = BatchConfig {
+            pages: context.div_ceil(PAGE) + below(8),
+            context,
+            rows: 128,
+            logits: 64,
+        };
+        let exact = below(2) == 0;
+        Self {
+            scheduler: Scheduler::new(config, exact),
+            model: FakeRows::new(config, exact),
+            step: Step::default(),
+            fails: below(4) == 0,
+            random,
+            sequences: HashMap::new(),
+            answers: 0,
+            copies: 0,
+            rows: 0,
+            tokens: 0,
+        }
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.random.next_u64() % n.max(1) as u64).unwrap()
+    }
+
+    /// A sequence that waits for nothing.
+    fn idle(&mut self) -> Option<SequenceId> {
+        let mut idle: Vec<SequenceId> = (self.sequences.iter())
+            .filter(|(_, e)| e.queued.is_none())
+            .map(|(id, _)| *id)
+            .collect();
+        idle.sort_unstable();
+        let at = self.below(idle.len());
+        idle.get(at).copied()
+    }
+
+    fn queue(&mut self, id: SequenceId, tokens: &[u32], rows: usize) {
+        let expected = self.sequences.get_mut(&id).unwrap();
+        expected
+            .runs
+            .push((tokens.to_vec(), tokens.len() == 1 || rows > 1));
+        expected.queued = Some(rows);
+        self.tokens += tokens.len();
+        let wanted = [Wanted::MostLikely, Wanted::Logits][self.below(2)];
+        self.scheduler.queue(id, tokens, rows, wanted);
+    }
+
+    fn act(&mut self) {
+        let context = self.model.config.context;
+        match self.below(12) {
+            0 | 1 if self.sequences.len() < 9 => {
+                let id = self.scheduler.open();
+                let priority = i32::from(self.below(4) == 0);
+                self.scheduler.set_priority(id, priority);
+                self.sequences.insert(id, Expected::default());
+                // Some prompts begin alike.
+                let (kind, count) = (self.below(3), 1 + self.below(context.min(200)));
+                let mut tokens: Vec<u32> = (0..count).map(|i| (i / 7 + kind) as u32 % VOCAB).collect();
+                if let Some(last) = tokens.last_mut() {
+                    *last = self.below(VOCAB as usize) as u32;
+                }
+                self.queue(id, &tokens, 1);
+            }
+            2 => {
+                if let Some(id) = self.idle() {
+                    let len = self.below(self.sequences[&id].len() + 1);
+                    self.scheduler.truncate(id, len);
+                    self.sequences.get_mut(&id).unwrap().truncate(len);
+                }
+            }
+            3 if self.sequences.len() < 9 => {
+                if let Some(id) = self.idle() {
+                    let fork = self.scheduler.fork(id);
+                    let expected = self.sequences[&id].clone();
+                    self.sequences.insert(fork, expected);
+                }
+            }
+            4 if self.below(3) == 0 => {
+                if let Some(id) = self.idle() {
+                    self.scheduler.close(id);
+                    self.sequences.remove(&id);
+                }
+            }
+            5 if self.below(4) == 0 => {
+                let waiting = self.sequences.iter().filter(|(_, e)| e.queued.is_some());
+                let Some(id) = waiting.map(|(id, _)| *id).min() else {
+                    return;
+                };
+                assert!(self.scheduler.cancel(id), "no step is running");
+                self.dropped(id);
+            }
+            6 if self.fails && self.below(8) == 0 => self.model.fails_in = Some(0),
+            // A draft, or a token.
+            n @ 7..9 => {
+                if let Some(id) = self.idle() {
+                    let rows = if n == 7 { 1 } else { 1 + self.below(5) };
+                    if self.sequences[&id].len() + rows <= context {
+                        let tokens: Vec<u32> = (0..rows).map(|_| self.below(VOCAB as usize) as u32).collect();
+                        self.queue(id, &tokens, rows);
+                    }
+                }
+            }
+            _ => self.run_step(),
+        }
+    }
+
+    /// The job of a sequence ended without an answer.
+    fn dropped(&mut self, id: SequenceId) {
+        let expected = self.sequences.get_mut(&id).unwrap();
+        expected.queued = None;
+        expected.truncate(self.scheduler.len(id));
+    }
+
+    fn run_step(&mut self) {
+        if !self.scheduler.has_jobs() {
+            return;
+        }
+        self.scheduler.expect_none();
+        self.scheduler.plan(&mut self.step);
+        assert!(!self.step.parts.is_empty(), "jobs wait for nothing");
+        let spans: Vec<Span<'_>> = (self.step.parts.iter())
+            .map(|part| Span {
+                tokens: &self.step.tokens[part.tokens.clone()],
+                start: part.start,
+                pages: &self.step.pages[part.pages.clone()],
+                logits: part.rows,
+                alone: part.alone,
+            })
+            .collect();
+        self.model.copy_pages(&self.step.copies).unwrap();
+        self.copies += self.step.copies.len();
+        self.rows += self.step.tokens.len();
+        let result = self.model.step(&spans);
+        let mut answered = Vec::new();
+        let mut found = Found {
+            ids: self.model.results.clone(),
+            ..Found::default()
+        };
+        match result {
+            Ok(()) => {
+                let mut first = 0;
+                for part in &self.step.parts {
+                    if part.wanted == Wanted::Logits {
+                        self.model.logits(first, part.rows, &mut found.logits).unwrap();
+                    }
+                    first += part.rows;
+                }
+                let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
+                let mut done = |id| answered.push(id);
+                self.scheduler.finish(&self.step, &found, vocab, time, &mut done);
+            }
+            Err(e) => self.scheduler.fail(&self.step, &e, &mut |id| answered.push(id)),
+        }
+        for id in answered {
+            let answer = self.scheduler.answer(id).unwrap();
+            if let Some(e) = answer.error.take() {
+                assert_eq!(e.kind(), ErrorKind::DeviceLost);
+                self.dropped(id);
+                continue;
+            }
+            let mut ids = answer.ids.clone();
+            let rows = answer.logits.chunks(VOCAB as usize);
+            ids.extend(rows.map(|row| row.iter().position(|v| *v > 0.0).unwrap() as u32));
+            let expected = self.sequences.get_mut(&id).unwrap();
+            let rows = expected.queued.take().unwrap();
+            let cells = expected.cells(self.model.exact);
+            let seen = cells.len() - rows + 1..=cells.len();
+            let want: Vec<u32> = seen.map(|n| next(&cells[..n])).collect();
+            assert_eq!(ids, want, "sequence {id}");
+            self.answers += 1;
+        }
+    }
+}
+
+#[test]
+fn every_sequence_gets_what_it_gets_alone() {
+    let [mut answers, mut copies, mut again, mut shared] = [0; 4];
+    for seed in 0..10_000 {
+        let mut run = Run::new(seed);
+        for _ in 0..60 {
+            run.act();
+        }
+        while run.scheduler.has_jobs() {
+            run.run_step();
+        }
+        answers += run.answers;
+        copies += run.copies;
+        again += usize::from(run.rows > run.tokens);
+        shared += usize::from(run.rows < run.tokens);
+        for id in run.sequences.keys() {
+            run.scheduler.close(*id);
+        }
+        assert_eq!(run.scheduler.used_pages()[0], 0, "seed {seed}: pages leak");
+    }
+    // What is to be tested happened.
+    let happened = [answers > 50_000, copies > 1000, again > 1000, shared > 1000];
+    assert_eq!(happened, [true; 4], "{answers} {copies} {again} {shared}");
+}

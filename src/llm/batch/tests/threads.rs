@@ -1,0 +1,162 @@
+//! Sequences in threads of their own.
+
+use super::{FakeRows, VOCAB, steps};
+use crate::error::{ErrorKind, Result};
+use crate::llm::batch::steps::Steps;
+use crate::llm::engine::{BatchConfig, RowModel, Span};
+use crate::llm::{Cancel, LanguageModel};
+use crate::quota;
+
+/// Prompt, tokens one by one, a draft, and the same again after truncation.
+fn text(sequence: &mut impl LanguageModel, seed: u32) -> Result<Vec<u32>> {
+    let prompt: Vec<u32> = (0..70 + seed * 9).map(|i| (i + seed / 3) % VOCAB).collect();
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        all.push(sequence.most_likely(&prompt)?);
+        for _ in 0..20 {
+            let last = *all.last().unwrap();
+            let mut logits = Vec::new();
+            sequence.forward(&[last], &mut logits)?;
+            assert_eq!(logits.len(), sequence.vocab());
+            all.push(logits.iter().position(|v| *v > 0.0).unwrap() as u32);
+        }
+        all.extend(sequence.most_likely_all(&[1, 2, 3])?);
+        assert_eq!(sequence.forward_all(&[4, 5])?.len(), 2 * sequence.vocab());
+        sequence.truncate(17);
+    }
+    Ok(all)
+}
+
+#[test]
+fn threads_share_steps() {
+    let together = steps(None);
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..12)
+            .map(|seed| {
+                let mut sequence = together.sequence();
+                scope.spawn(move || text(&mut sequence, seed).unwrap())
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(together.used_pages()[0], 0);
+    for (seed, found) in (0..).zip(all) {
+        assert_eq!(found, text(&mut steps(None).sequence(), seed).unwrap());
+    }
+}
+
+#[test]
+fn a_failed_step_ends_the_jobs_in_it_and_no_others() {
+    let steps = steps(Some(1));
+    let (mut first, mut second) = (steps.sequence(), steps.sequence());
+    first.most_likely(&[1; 100]).unwrap();
+    let e = first.most_likely(&[2]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DeviceLost);
+    assert_eq!(first.len(), 100, "known tokens are fed again");
+    let found = first.most_likely(&[2]).unwrap();
+    second.most_likely(&[1; 100]).unwrap();
+    assert_eq!(second.most_likely(&[2]).unwrap(), found);
+}
+
+#[test]
+fn a_cancelled_call_ends_and_the_sequence_goes_on() {
+    let steps = steps(None);
+    let mut sequence = steps.sequence();
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let cancellable = quota::cancellable(&cancel);
+    match sequence.most_likely(&[1; 150]) {
+        // A step may be faster.
+        Ok(_) => sequence.truncate(0),
+        Err(e) => {
+            assert_eq!(e.kind(), ErrorKind::Interrupted);
+            assert!(sequence.len() < 150);
+            sequence.truncate(0)
+        }
+    };
+    drop(cancellable);
+    text(&mut sequence, 1).unwrap();
+}
+
+#[test]
+fn wrong_calls_are_errors() {
+    let steps = steps(None);
+    let mut sequence = steps.sequence();
+    let kind = |result: Result<u32>| result.unwrap_err().kind();
+    assert_eq!(kind(sequence.most_likely(&[1; 257])), ErrorKind::ContextExceeded);
+    assert_eq!(kind(sequence.most_likely(&[VOCAB])), ErrorKind::TokenOutOfRange);
+    assert_eq!(kind(sequence.most_likely(&[])), ErrorKind::Other);
+    sequence.most_likely(&[1; 256]).unwrap();
+    assert_eq!(kind(sequence.most_likely(&[1])), ErrorKind::ContextExceeded);
+    assert_eq!(sequence.len(), 256);
+}
+
+#[test]
+fn a_fork_goes_on_from_the_same_text() {
+    let steps = steps(None);
+    let mut first = steps.sequence();
+    first.most_likely(&[1; 100]).unwrap();
+    let mut fork = first.forked();
+    assert_eq!(steps.used_pages(), [2, 0]);
+    let [a, b] = [first.most_likely(&[2]).unwrap(), fork.most_likely(&[2]).unwrap()];
+    assert_eq!((a, steps.used_pages()), (b, [3, 0]));
+    // It outlives the first.
+    drop(first);
+    fork.truncate(70);
+    let mut other = steps.sequence();
+    let mut alone = Vec::new();
+    for sequence in [&mut fork, &mut other] {
+        if sequence.is_empty() {
+            sequence.most_likely(&[1; 70]).unwrap();
+        }
+        alone.push(sequence.most_likely(&[3]).unwrap());
+    }
+    assert_eq!(alone[0], alone[1]);
+}
+
+/// A model with a bug.
+struct Panics(FakeRows);
+
+impl RowModel for Panics {
+    fn config(&self) -> BatchConfig {
+        self.0.config()
+    }
+
+    fn vocab(&self) -> usize {
+        self.0.vocab()
+    }
+
+    fn step(&mut self, _: &[Span<'_>]) -> Result<()> {
+        panic!("a bug")
+    }
+
+    fn logits(&mut self, _: usize, _: usize, _: &mut Vec<f32>) -> Result<()> {
+        Ok(())
+    }
+
+    fn most_likely(&mut self) -> Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
+
+    fn copy_pages(&mut self, _: &[[u32; 2]]) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn no_one_waits_for_a_thread_that_panicked() {
+    let config = BatchConfig {
+        pages: 2,
+        context: 100,
+        rows: 128,
+        logits: 64,
+    };
+    let steps = Steps::start(Panics(FakeRows::new(config, true)), true, None).unwrap();
+    let mut sequences = [steps.sequence(), steps.sequence()];
+    for sequence in &mut sequences {
+        assert_eq!(
+            sequence.most_likely(&[1]).unwrap_err().kind(),
+            ErrorKind::Internal
+        );
+    }
+}
