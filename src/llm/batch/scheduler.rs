@@ -238,6 +238,11 @@ impl Scheduler {
         self.sequences.iter().any(|s| s.job.is_some())
     }
 
+    /// True if the next job of a sequence is expected.
+    pub fn expects(&self, id: SequenceId) -> bool {
+        self.sequences[id].expected
+    }
+
     /// True if a sequence that was just answered has not queued its next job yet.
     pub fn expects_more(&self) -> bool {
         self.sequences.iter().any(|s| s.expected)

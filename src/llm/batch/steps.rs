@@ -18,6 +18,10 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct State {
     scheduler: Scheduler,
+    /// When the last answers were given.
+    answered: Instant,
+    /// How long sequences usually take to queue their next job.
+    pause: Duration,
     /// For each sequence, what it waits for.
     turns: Vec<Arc<Condvar>>,
     /// No sequence can be opened any more.
@@ -62,6 +66,8 @@ impl Steps {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config, reproducible),
+                answered: Instant::now(),
+                pause: Duration::from_millis(1),
                 turns: Vec::new(),
                 closing: false,
                 ended: false,
@@ -140,6 +146,7 @@ impl Worker {
             let time = start.elapsed();
             patience = time / 2;
             let mut state = self.shared.lock();
+            state.answered = Instant::now();
             let State { scheduler, turns, .. } = &mut *state;
             let mut answered = |id: SequenceId| {
                 if let Some(turn) = turns.get(id) {
@@ -154,11 +161,12 @@ impl Worker {
     }
 
     /// Waits for jobs and plans a step; false if there will be none. Sequences that were just
-    /// answered have `patience` to queue their next job, so that they share the step.
+    /// answered have four times the usual pause to queue their next job, but at most `patience`, so
+    /// that they share the step.
     fn next_step(&mut self, patience: Duration) -> bool {
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        let deadline = Instant::now() + patience;
+        let deadline = state.answered + patience.min(4 * state.pause);
         loop {
             if !state.scheduler.has_jobs() {
                 if state.closing && state.scheduler.opened() == 0 {
@@ -274,7 +282,12 @@ impl BatchSequence {
             );
             return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
         }
-        self.shared.lock().scheduler.queue(self.id, tokens, rows, wanted);
+        let mut state = self.shared.lock();
+        if state.scheduler.expects(self.id) {
+            state.pause = (state.pause * 7 + state.answered.elapsed()) / 8;
+        }
+        state.scheduler.queue(self.id, tokens, rows, wanted);
+        drop(state);
         self.shared.work.notify_all();
         Ok(())
     }
