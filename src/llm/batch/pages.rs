@@ -124,6 +124,14 @@ impl Prefixes {
         Some((prefix.id, prefix.page))
     }
 
+    /// A page that continues `before` by some of `tokens`, with their number: the most of all pages.
+    pub fn find_part(&self, before: PrefixId, tokens: &[u32]) -> Option<(usize, u32)> {
+        let common = |key: &Key| key.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let next = self.known.iter().filter(|(key, _)| key.before == before);
+        let (count, page) = next.map(|(key, p)| (common(key), p.page)).max()?;
+        (count > 0).then_some((count, page))
+    }
+
     /// Adds the text that continues `before` by `tokens`, a whole page, and returns it with its
     /// page: `page`, or an earlier one with the same text.
     pub fn add(
@@ -216,6 +224,10 @@ mod tests {
         pages.release(third);
         assert_eq!(known.find(PrefixId::EMPTY, &text(2)), None);
         assert_eq!(known.find(PrefixId::EMPTY, &text(1)[1..]), None);
+        let mut part = text(2);
+        part[20] = 9;
+        assert_eq!(known.find_part(a, &part), Some((20, second)));
+        assert_eq!(known.find_part(a, &text(1)), None);
         assert!(!known.forget_one(&mut pages), "sequences use both");
         pages.release(first);
         pages.release(second);

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// Index of a sequence.
 pub(super) type SequenceId = usize;
 
-/// Rows that prompts get in any case. With as many, each prompt goes on: see [`Sequence::chunk`].
-const LEAST_PROMPT: usize = 3 * CUT;
+/// With so many rows, each prompt goes on: see [`Sequence::chunk`].
+const ENOUGH: usize = 3 * CUT;
 
 /// The rows of a sequence in a step.
 #[derive(Clone, Debug)]
@@ -68,45 +68,44 @@ pub(super) struct Found {
     pub logits: Vec<f32>,
 }
 
-/// How long rows take.
-#[derive(Debug, Default)]
+/// How many rows of prompts a step may have.
+#[derive(Debug)]
 struct Pace {
     /// Seconds of a step without prompts.
     decode: Option<f64>,
-    /// Seconds that a row of a prompt adds.
-    row: Option<f64>,
+    /// Rows of prompts that make a step about twice as long.
+    rows: f64,
 }
 
 impl Pace {
-    /// Rows of prompts that make a step about twice as long as one without.
+    /// How much longer a step with prompts may be than one without.
+    const LONGER: f64 = 1.8;
+
+    /// Rows of prompts for a step with others.
     fn prompt_rows(&self, most: usize) -> usize {
-        let rows = match (self.decode, self.row) {
-            (Some(decode), Some(row)) if row > 0.0 => (decode / row).clamp(0.0, most as f64),
-            _ => PAGE as f64,
-        };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "within 0 and `most`"
         )]
-        let rows = rows as usize;
-        rows.max(LEAST_PROMPT).min(most)
+        let rows = self.rows.clamp(0.0, most as f64) as usize;
+        rows.max(CUT).min(most)
     }
 
     fn learn(&mut self, step: &Step, time: Duration) {
-        let seconds = time.as_secs_f64();
-        let smooth = |old: &mut Option<f64>, new: f64| {
-            *old = Some(old.map_or(new, |old| 0.8 * old + 0.2 * new));
-        };
-        if step.prompt == 0 {
-            smooth(&mut self.decode, seconds);
-            return;
+        let time = time.as_secs_f64();
+        match self.decode {
+            _ if step.prompt == 0 => {
+                self.decode = Some(self.decode.map_or(time, |old| 0.8 * old + 0.2 * time));
+            }
+            Some(decode) if step.tokens.len() > step.prompt && time > decode => {
+                // The rows of others cost about half as much beside prompts.
+                let share = (Self::LONGER - 0.5) * decode / (time - 0.5 * decode);
+                let fit = step.prompt as f64 * share.clamp(0.25, 2.0);
+                self.rows = 0.7 * self.rows + 0.3 * fit;
+            }
+            _ => {}
         }
-        let others = match self.decode {
-            Some(decode) if step.tokens.len() > step.prompt => decode,
-            _ => 0.0,
-        };
-        smooth(&mut self.row, (seconds - others).max(0.0) / step.prompt as f64);
     }
 }
 
@@ -135,7 +134,10 @@ impl Scheduler {
             closed: Vec::new(),
             pages: Pages::new(pages),
             known: Prefixes::new(config.pages),
-            pace: Pace::default(),
+            pace: Pace {
+                decode: None,
+                rows: PAGE as f64,
+            },
             clock: 0,
             order: Vec::new(),
         }
@@ -302,7 +304,7 @@ impl Scheduler {
         for &id in prompts {
             if !self.is_computed(id, step) {
                 let rows = self.take_rows(id, room, now, step);
-                (room, step.prompt) = (room - rows, step.prompt + rows);
+                (room, step.prompt) = (room.saturating_sub(rows), step.prompt + rows);
             }
         }
         self.order = order;
@@ -322,7 +324,11 @@ impl Scheduler {
     /// Adds the next at most `room` rows of a sequence to a step; returns their number.
     fn take_rows(&mut self, id: SequenceId, room: usize, now: u64, step: &mut Step) -> usize {
         let sequence = &mut self.sequences[id];
-        let chunk = sequence.chunk(room);
+        let most = self.config.rows - step.tokens.len();
+        let mut chunk = sequence.chunk(room.min(most));
+        if chunk.count == 0 && room >= CUT && most >= ENOUGH {
+            chunk = sequence.chunk(ENOUGH);
+        }
         let (start, end) = (sequence.cached, sequence.cached + chunk.count);
         let tokens = sequence.tokens.get(start..end).unwrap_or_default();
         let pages = sequence.pages.get(..end.div_ceil(PAGE)).unwrap_or_default();
@@ -363,6 +369,7 @@ impl Scheduler {
             *full = true;
             return false;
         }
+        self.adopt_part(id, step);
         let sequence = &self.sequences[id];
         let cached = sequence.cached;
         let needed = sequence.tokens.len().min(cached + rows).div_ceil(PAGE);
@@ -384,6 +391,32 @@ impl Scheduler {
             self.sequences[id].pages.push(page);
         }
         true
+    }
+
+    /// Copies a page whose text begins like the next page of a sequence.
+    fn adopt_part(&mut self, id: SequenceId, step: &mut Step) {
+        let (sequence, plain) = (&self.sequences[id], self.reproducible);
+        if sequence.adoptable(PAGE, plain) < CUT {
+            return;
+        }
+        let found = sequence
+            .next_part()
+            .and_then(|(before, text)| self.known.find_part(before, text));
+        let Some((count, page)) = found else { return };
+        let count = sequence.adoptable(count, plain);
+        if count < CUT {
+            return;
+        }
+        // It must not be forgotten for the copy.
+        self.pages.share(page);
+        if self.pages.free() > 0 || self.known.forget_one(&mut self.pages) {
+            let own = self.pages.take();
+            step.copies.extend(own.map(|own| [page, own]));
+            let sequence = &mut self.sequences[id];
+            sequence.cached += if own.is_some() { count } else { 0 };
+            sequence.pages.extend(own);
+        }
+        self.pages.release(page);
     }
 
     /// The page that the next row of a sequence would write, if others use it too.

@@ -251,6 +251,30 @@ impl Sequence {
         }
     }
 
+    /// How many of the next `count` tokens, which start a page, may come from a page of another
+    /// text; with `plain`, only as many as it may compute by themselves.
+    pub fn adoptable(&self, count: usize, plain: bool) -> usize {
+        let rows = self.job.map_or(1, |j| j.rows.max(1));
+        let most = count.min(self.left().saturating_sub(rows));
+        if !plain {
+            return most;
+        }
+        let Segment { end, alone } = self.segment();
+        let part = (end - self.cached).min(PAGE);
+        let most = most.min(part.saturating_sub(CUT)) / CUT * CUT;
+        let first = self.segments.first().is_some_and(|s| self.cached < s.end);
+        if first && !alone { most } else { 0 }
+    }
+
+    /// The text of the next page, as far as it is known, and the text before, if all pages so far
+    /// are full and known, and none is reserved.
+    pub fn next_part(&self) -> Option<(PrefixId, &[u32])> {
+        let full = self.cached == self.known.len() * PAGE && self.pages.len() == self.known.len();
+        let end = (self.cached + PAGE).min(self.tokens.len());
+        let text = self.tokens.get(self.cached..end)?;
+        full.then(|| (self.last_known(), text))
+    }
+
     /// Makes its full pages known. With `plain`, only those that every sequence with this text
     /// would compute to the same bits.
     pub fn publish(&mut self, pages: &mut Pages, known: &mut Prefixes, plain: bool) {

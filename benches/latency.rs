@@ -1,0 +1,125 @@
+//! What a long prompt costs those who are decoding, and what a known prefix saves.
+//!
+//! `cargo bench --bench latency -- [backend] [model]`, by default `cpu smollm2-135m`; random
+//! weights. Eight sequences decode; a prompt of 2000 tokens arrives, and later one that shares 1000
+//! tokens with it. Bounds: the 95th percentile of the gaps between tokens at most doubles; the first
+//! token takes at most 1.5 times as long as alone; after a known prefix, at most 1.5 steps.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::llm::load::{BatchOptions, LoadOptions, LoadedRows};
+use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, ModelFolder, Steps};
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite_convert::decoders::{self, Form, Spec};
+
+const STREAMS: u32 = 8;
+const PROMPT: u32 = 2000;
+const PREFIX: usize = 1000;
+
+fn prompt(length: u32, seed: u32) -> Vec<u32> {
+    (0..length)
+        .map(|i| (i * 7919 + seed * 104_729) % 30_000)
+        .collect()
+}
+
+fn first_token(steps: &Steps, prompt: &[u32]) -> Duration {
+    let mut sequence = steps.sequence();
+    let start = Instant::now();
+    sequence.most_likely(prompt).expect("a first token");
+    start.elapsed()
+}
+
+/// When each token of a sequence came, from now on until `stop`.
+fn decode(mut sequence: BatchSequence, stop: &AtomicBool) -> Vec<Instant> {
+    let mut times = vec![Instant::now()];
+    let mut token = 1;
+    while !stop.load(Ordering::Relaxed) && sequence.len() < sequence.context() {
+        token = sequence.most_likely(&[token]).expect("a token");
+        times.push(Instant::now());
+    }
+    times
+}
+
+/// Milliseconds of the 95th percentile of gaps between tokens that came within a time.
+fn p95(streams: &[Vec<Instant>], from: Instant, to: Instant) -> f64 {
+    let gaps = streams.iter().flat_map(|times| times.windows(2));
+    let within = gaps.filter_map(|pair| match pair {
+        [a, b] if *b > from && *a < to => Some((*b - *a).as_secs_f64() * 1e3),
+        _ => None,
+    });
+    let mut gaps: Vec<f64> = within.collect();
+    gaps.sort_by(f64::total_cmp);
+    let at = gaps.len() * 95 / 100;
+    gaps.get(at).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    let mut names = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
+    let backend = names.next().unwrap_or_else(|| "cpu".to_owned());
+    let name = names.next().unwrap_or_else(|| "smollm2-135m".to_owned());
+    let spec = Spec::find(&name).expect("a known model");
+    let dir = tempfile::tempdir().expect("a folder for temporary files");
+    decoders::write(&spec, Form::E0m4(128), None, dir.path()).expect("room for a graph");
+    let folder = ModelFolder::holding("model", dir.path(), &[]).expect("a model");
+    let options = LoadOptions {
+        place: Placement {
+            backend: backend.parse::<BackendChoice>().expect("a backend"),
+            ..Placement::default()
+        },
+        context: Some(2304),
+        weights: WeightSource::Random(0),
+        ..LoadOptions::default()
+    };
+    let batch = BatchOptions {
+        sequences: 10,
+        ..BatchOptions::default()
+    };
+    let loaded = LoadedRows::new(&folder, &options, &batch).expect("a model that runs in batches");
+    println!("{name} on {} ({})", loaded.place.device, loaded.place.backend);
+    let steps = Steps::start(loaded.model, false, Some(loaded.quota)).expect("a thread");
+    // Warm up, and learn how long rows take.
+    first_token(&steps, &prompt(PROMPT, 1));
+    let alone = first_token(&steps, &prompt(PROMPT, 2));
+    let stop = AtomicBool::new(false);
+    let (streams, marks, beside, known) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..STREAMS)
+            .map(|seed| {
+                let mut sequence = steps.sequence();
+                sequence.most_likely(&prompt(100, 10 + seed)).expect("a token");
+                scope.spawn(|| decode(sequence, &stop))
+            })
+            .collect();
+        std::thread::sleep(2 * alone);
+        let start = Instant::now();
+        std::thread::sleep(2 * alone);
+        let arrival = Instant::now();
+        let beside = first_token(&steps, &prompt(PROMPT, 3));
+        let end = Instant::now();
+        let mut shared = prompt(PROMPT, 3);
+        shared.truncate(PREFIX);
+        shared.push(5);
+        let known = first_token(&steps, &shared);
+        stop.store(true, Ordering::Relaxed);
+        let streams: Vec<_> = threads.into_iter().map(|t| t.join().expect("a stream")).collect();
+        (streams, [start, arrival, end], beside, known)
+    });
+    let [start, arrival, end] = marks;
+    let (before, during) = (p95(&streams, start, arrival), p95(&streams, arrival, end));
+    let ms = |d: Duration| d.as_secs_f64() * 1e3;
+    println!(
+        "p95 of gaps        {before:8.2} ms, {during:8.2} ms beside a prompt: {:.2}",
+        during / before
+    );
+    println!(
+        "first token alone  {:8.2} ms, {:8.2} ms beside streams: {:.2}",
+        ms(alone),
+        ms(beside),
+        ms(beside) / ms(alone)
+    );
+    println!(
+        "known prefix       {:8.2} ms: {:.2} steps",
+        ms(known),
+        ms(known) / before
+    );
+}
