@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v of one row of halves, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head, its warps
+// softmax(scale * q k^T + mask) v of one row of halves, or of rows of several sequences in pages of PAGE keys, described by tiles, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head, its warps
 // every so many keys: LANES work-items have eight neighbours of a key and of a value each, and STEPS such keys on their way at once. Each
 // of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
 // their maximum and their total: for attention_merge, or in `found` for the last work-group of the head, which counts reach that number.
@@ -14,6 +14,13 @@
 #define AT_ONCE (32 / LANES)
 #define TILE (WARPS * STEPS * AT_ONCE)
 #define LOWEST -3.4028235e38f
+#define PAGE 64
+// Where a key lies, in rows of the cache.
+#ifdef HAS_TILES
+#define PLACE(key) (pages_at(table + (key) / PAGE) * PAGE + (key) % PAGE)
+#else
+#define PLACE(key) (key)
+#endif
 #define EIGHT(to, word) { \
     FLOATS_OF(to[0], to[1], (word).x); \
     FLOATS_OF(to[2], to[3], (word).y); \
@@ -68,14 +75,33 @@
 KERNEL {
   __local float sums[WARPS * DIM], tops[WARPS], totals[WARPS];
   uint lid = get_local_id(0), warp = lid / 32, lane = lid % LANES, group = lid % 32 / LANES;
-  uint head = get_group_id(0), kv = head / (p.heads / p.kv_heads), keys = live_at(p.live_keys);
+  uint head = get_group_id(0), kv = head / (p.heads / p.kv_heads), vector = head;
+#ifdef HAS_TILES
+  // The keys that the row sees, and its pages; none if it is in no tile.
+  __local uint of_row[2];
+  uint row = get_group_id(1);
+  vector += row * p.heads;
+  if (lid == 0) of_row[0] = of_row[1] = 0;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (uint i = lid; i < p.tile_count; i += WG) {
+    uint tile_row = tiles_at(4 * i);
+    if (row >= tile_row && row < tile_row + tiles_at(4 * i + 1)) {
+      of_row[0] = tiles_at(4 * i + 3) + row - tile_row;
+      of_row[1] = tiles_at(4 * i + 2);
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  uint keys = of_row[0], table = of_row[1];
+#else
+  uint keys = live_at(p.live_keys);
+#endif
 #ifdef SPLIT
   uint begin = min((uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
 #else
   uint begin = 0, end = keys;
 #endif
   __global const uint4 *k_at = k + kv * LANES + lane, *v_at = v + kv * LANES + lane;
-  uint4 query_words = q[head * LANES + lane];
+  uint4 query_words = q[vector * LANES + lane];
   float query[8], sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, top = LOWEST / 2, total = 0.0f;
   EIGHT(query, query_words)
   for (uint first = begin; first < end; first += TILE) {
@@ -83,9 +109,9 @@ KERNEL {
     float score[STEPS], high = top;
     uint from = first + (warp * STEPS) * AT_ONCE + group;
     _Pragma("unroll") for (uint s = 0; s < STEPS; s++) {
-      uint row = min(from + s * AT_ONCE, end - 1) * p.kv_heads * LANES;
-      key_words[s] = k_at[row];
-      value_words[s] = v_at[row];
+      uint at = PLACE(min(from + s * AT_ONCE, end - 1)) * p.kv_heads * LANES;
+      key_words[s] = k_at[at];
+      value_words[s] = v_at[at];
 #ifdef HAS_MASK
       score[s] = mask_at(head * p.mask_h + min(from + s * AT_ONCE, end - 1) * p.mask_t);
 #else
@@ -172,7 +198,7 @@ KERNEL {
   y_put4(at + 2 * lid + 1, all.hi);
   if (lid == 0) y_put4(at + PARTS, (float4)(top, total, 0.0f, 0.0f));
 #else
-  y_put4(head * PARTS + 2 * lid, all.lo / total);
-  y_put4(head * PARTS + 2 * lid + 1, all.hi / total);
+  y_put4(vector * PARTS + 2 * lid, all.lo / total);
+  y_put4(vector * PARTS + 2 * lid + 1, all.hi / total);
 #endif
 }

@@ -1,5 +1,5 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. With FEW there are up to FEW
-// rows, 8 or 16, which lie along the side of the units that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. With FEW a work-group
+// takes FEW rows, 8 or 16, which lie along the side of the units that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
 // way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
 // here: no weight is rounded. With FLAT the weight is one panel, with WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
@@ -168,7 +168,8 @@ KERNEL {
 #ifdef FEW
   // Rows that are not there are the last one, and are not stored.
   __global const XS *x_rows[EIGHTS];
-  EACH_EIGHT x_rows[r] = x_words + min(8 * r + g, p.m - 1) * p.steps;
+  uint row0 = get_group_id(1) * FEW;
+  EACH_EIGHT x_rows[r] = x_words + min(row0 + 8 * r + g, p.m - 1) * p.steps;
 #endif
   float4 total[EIGHTS][OWN];
   EACH_EIGHT for (uint h = 0; h < OWN; h++) total[r][h] = (float4)(0.0f);
@@ -237,10 +238,10 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = lid; i < 16 * FEW; i += WG) {
     uint row = i / 16, column = first + i % 16 * 2;
-    if (row >= p.m || column >= p.n) continue;
+    if (row0 + row >= p.m || column >= p.n) continue;
     float2 v = (float2)(0.0f);
     for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
-    uint c = result_at(row, p.column + column, p.y_stride, p);
+    uint c = result_at(row0 + row, p.column + column, p.y_stride, p);
 #ifdef HAS_CODES2
     float2 u = (float2)(0.0f);
     for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];

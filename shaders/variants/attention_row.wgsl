@@ -1,4 +1,4 @@
-// softmax(scale * q k^T + mask) v of one row of halves, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head and tiles of
+// softmax(scale * q k^T + mask) v of one row of halves, or of rows of several sequences in pages of PAGE keys, described by tiles, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head and tiles of
 // KEYS keys: LANES work-items have eight neighbours of a key each, then of values. With SPLIT a work-group takes so many keys only and stores sums,
 // their maximum and their total, for attention_merge.
 const LANES: u32 = DIM / 8u;
@@ -10,6 +10,11 @@ var<workgroup> parts: array<f32, KEYS * (LANES + 1u)>;
 var<workgroup> scores: array<f32, KEYS>;
 var<workgroup> sums: array<vec4<f32>, WG * 2u>;
 var<workgroup> totals: array<f32, AT_ONCE>;
+#ifdef HAS_TILES
+const PAGE: u32 = 64u;
+// The keys that the row sees, and its pages; none if it is in no tile.
+var<workgroup> of_row: array<u32, 2>;
+#endif
 
 fn four(a: u32, b: u32) -> vec4<f32> { return vec4<f32>(unpack2x16float(a), unpack2x16float(b)); }
 
@@ -19,7 +24,24 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   let slice = lid / LANES;
   let head = id.x;
   let at = head / (p.heads / p.kv_heads) * LANES + lane;
+#ifdef HAS_TILES
+  let vector = id.y * p.heads + head;
+  if (lid == 0u) { of_row = array<u32, 2>(); }
+  workgroupBarrier();
+  for (var i = lid; i < p.tile_count; i += WG) {
+    let tile_row = u32(tiles_at(4u * i));
+    if (id.y >= tile_row && id.y < tile_row + u32(tiles_at(4u * i + 1u))) {
+      of_row[0] = u32(tiles_at(4u * i + 3u)) + id.y - tile_row;
+      of_row[1] = u32(tiles_at(4u * i + 2u));
+    }
+  }
+  workgroupBarrier();
+  let keys = workgroupUniformLoad(&of_row[0]);
+  let table = workgroupUniformLoad(&of_row[1]);
+#else
+  let vector = head;
   let keys = u32(live_at(p.live_keys));
+#endif
 #ifdef SPLIT
   let begin = min(id.z * SPLIT, keys);
   let end = min(begin + SPLIT, keys);
@@ -27,7 +49,7 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   let begin = 0u;
   let end = keys;
 #endif
-  let words = q[head * LANES + lane];
+  let words = q[vector * LANES + lane];
   let qa = four(words.x, words.y) * p.scale;
   let qb = four(words.z, words.w) * p.scale;
   var a = vec4<f32>();
@@ -37,7 +59,11 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   for (var first = begin; first < end; first += KEYS) {
     var values: array<vec4<u32>, STEPS>;
     for (var s = 0u; s < STEPS; s++) {
-      let row = min(first + s * AT_ONCE + slice, end - 1u) * p.kv_heads * LANES + at;
+      var place = min(first + s * AT_ONCE + slice, end - 1u);
+#ifdef HAS_TILES
+      place = u32(pages_at(table + place / PAGE)) * PAGE + place % PAGE;
+#endif
+      let row = place * p.kv_heads * LANES + at;
       let key = k[row];
       values[s] = v[row];
       parts[(s * AT_ONCE + slice) * (LANES + 1u) + lane] = dot(qa, four(key.x, key.y)) + dot(qb, four(key.z, key.w));
@@ -86,7 +112,7 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
     y_put4(to + lid, all);
     if (lid == 0u) { y_put4(to + LANES * 2u, vec4<f32>(top, total, 0.0, 0.0)); }
 #else
-    y_put4(head * LANES * 2u + lid, all / total);
+    y_put4(vector * LANES * 2u + lid, all / total);
 #endif
   }
 }

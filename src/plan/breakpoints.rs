@@ -2,13 +2,13 @@
 
 use crate::backend::{Caps, TensorCores};
 use crate::graph::op::attention::UNSPLIT;
-use crate::graph::op::matmul_e0m::{FEW_ROWS, TILES};
+use crate::graph::op::matmul_e0m::ROW_LIMITS;
 
 /// Sizes up to which a device uses other kernels than above, so that separate plans are worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breakpoints {
     /// Rows of a run. `None` without tensor cores: the same kernels then suit all numbers of rows.
-    pub rows: [Option<usize>; 3],
+    pub rows: [Option<usize>; 4],
     /// Keys that a single query reads.
     pub keys: i64,
 }
@@ -17,9 +17,9 @@ impl Breakpoints {
     /// The breakpoints of a device.
     pub fn on(caps: &Caps) -> Self {
         let rows = match caps.profile.tensor_cores {
-            Some(TensorCores::Ptx) => [Some(TILES[0]), Some(TILES[1]), Some(FEW_ROWS)],
-            Some(_) => [None, None, Some(FEW_ROWS)],
-            None => [None; 3],
+            Some(TensorCores::Ptx) => ROW_LIMITS.map(Some),
+            Some(_) => [None, None, None, Some(ROW_LIMITS[3])],
+            None => [None; 4],
         };
         Self {
             rows: rows.map(|n| n.and_then(|n| usize::try_from(n).ok())),

@@ -52,13 +52,14 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// One row, on large GPUs: one work-group per head.
+    /// One row, or rows of several sequences, on large GPUs: one work-group per row and head.
     static ROW: TypedKernel<RowArgs> = "variants/attention_row" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32;
-        splits: U32
+        splits, tile_count: U32
     } [
-        q: In Uint4, k: In Uint4, v: In Uint4, mask: OptionalIn, live: Weight, y: Out,
+        q: In Uint4, k: In Uint4, v: In Uint4, mask: OptionalIn, tiles: OptionalIn,
+        pages: OptionalIn, live: Weight, y: Out,
         found: OptionalInOut Uint, counts: OptionalInOut Uint
     ]
     .with_features(Features {

@@ -17,7 +17,7 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
-pub use self::tensor_cores::{FEW_ROWS, TILES};
+pub use self::tensor_cores::ROW_LIMITS;
 
 use super::norm;
 use super::rms_norm::RmsNorm;
@@ -475,7 +475,7 @@ impl MatMulE0m {
         let vector = rows.is(1);
         let on_tensor_cores = vector
             && self
-                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, None))
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, None), &1.into())
                 .is_some();
         let itself = match on_tensor_cores {
             true => tensor_cores::holds_row(cx.device(), k),
@@ -523,7 +523,7 @@ impl MatMulE0m {
             let [end0, end1, start1, start2] = weights.column_fields()?;
             if vector {
                 let (size, two) = ([k, part.count], second.is_some());
-                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, few)) {
+                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, few), &rows) {
                     Some(call) => call,
                     None => self.generic_vector(device, types, size, two)?,
                 };

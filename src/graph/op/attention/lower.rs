@@ -25,6 +25,9 @@ const VECTORS: (i64, i64) = (16, 3072);
 /// pieces.
 const MERGING: i64 = 64;
 
+/// Most rows of several sequences for which the kernel for one row is used: more of them share keys.
+const FEW: i64 = 32;
+
 /// Head sizes that the kernels for large GPUs support.
 const SIZES: [i64; 3] = [64, 128, 256];
 
@@ -74,6 +77,8 @@ struct Node {
     /// Keys read by a single query, and whether there can be more than [`UNSPLIT`].
     read: Dim,
     many: bool,
+    /// There are at most [`FEW`] rows.
+    few: bool,
     stored: KvStorage,
     /// Tiles and pages, and the number of tiles, of [`PagedAttention`].
     paged: Option<Paged>,
@@ -154,6 +159,7 @@ impl Node {
                 Some(w) => keys.minimum(&w.into())?,
                 None => keys.clone(),
             },
+            few: cx.upper_bound(queries).is_some_and(|most| most <= FEW),
             many: window.or(upper).is_none_or(|n| n > UNSPLIT),
             stored,
             paged,
@@ -191,7 +197,8 @@ impl Node {
             && self.window.is_none()
             && self.ring.is_none()
             && self.paged.is_none();
-        if plain && self.single() && by_rows(device, dim, operands) {
+        let few_in_pages = self.paged.is_some() && self.few && self.stored == KvStorage::Floats;
+        if (plain && self.single() || few_in_pages) && by_rows(device, dim, operands) {
             Strategy::Row
         } else if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
             Strategy::TensorCores
@@ -284,7 +291,7 @@ impl Node {
         let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
             // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
-            .grid(self.heads.clone(), 1, self.parts(splits));
+            .grid(self.heads.clone(), self.queries.clone(), self.parts(splits));
         match split {
             Some(keys) => call.define("SPLIT", keys),
             None => call,
@@ -440,6 +447,9 @@ impl Attention {
                     found: counted.map(|(found, _)| found),
                     counts: counted.map(|(_, n)| cx.counters(n)),
                     splits: node.parts(splits.as_ref()),
+                    tile_count: node.paged.as_ref().map_or(0.into(), |p| p.count.clone()),
+                    tiles: node.paged.as_ref().map(|p| p.tiles),
+                    pages: node.paged.as_ref().map(|p| p.pages),
                 });
                 cx.emit(self.finish(node, node.by_row(split, splits.as_ref())), args)?;
             }

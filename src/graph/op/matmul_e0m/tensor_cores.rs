@@ -62,9 +62,14 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
 
 /// Results with at most this many rows use the tiles for few rows.
 pub const FEW_ROWS: i64 = 128;
-/// The vector kernel computes at most this many rows, along the side of one or two tensor core
-/// instructions.
-pub const TILES: [i64; 2] = [8, 16];
+/// A work-group of the vector kernel computes at most this many rows, along the side of one or two
+/// tensor core instructions.
+const TILES: [i64; 2] = [8, 16];
+/// Numbers of rows up to which results are computed in a way of their own: 32 by two work-groups of
+/// the vector kernel for the same columns, which share the weights in the device's cache.
+pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
+/// The most rows for the vector kernel.
+const VECTOR_ROWS: i64 = 2 * TILES[1];
 /// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
 /// Local memory of the largest tile.
@@ -218,14 +223,15 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The vector kernel for one `k x n` weight, or for two if `two`. It computes one row or `few`,
-    /// the number that [`MatMulE0m::few_rows`] gives.
+    /// The vector kernel for one `k x n` weight, or for two if `two`. A work-group computes one of
+    /// `rows` rows or `few`, the number that [`MatMulE0m::few_rows`] gives.
     pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
         [x, y]: [DType; 2],
         [k, n]: [usize; 2],
         (two, few): (bool, Option<i64>),
+        rows: &Dim,
     ) -> Option<Call<VectorArgs>> {
         let block = self.block(x, k).filter(|_| device.supports(&VECTOR))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
@@ -275,10 +281,14 @@ impl MatMulE0m {
             Some(rows) => call.define("FEW", rows),
             None => call,
         };
-        Some(call.grid(Dim::from_usize(groups), 1, 1))
+        let down = match few {
+            Some(few) => rows.ceil_div(few).ok()?,
+            None => 1.into(),
+        };
+        Some(call.grid(Dim::from_usize(groups), down, 1))
     }
 
-    /// The number of rows that the vector kernel computes at once if there are at most `most` rows
+    /// The number of rows that a work-group of the vector kernel computes if there are at most `most` rows
     /// of `k` elements. `None` for one row, and for more than it can compute.
     pub(super) fn few_rows(
         &self,
@@ -291,8 +301,11 @@ impl MatMulE0m {
         if most <= 1 || !plain || device.tensor_cores != Some(TensorCores::Ptx) {
             return None;
         }
-        let few = TILES.into_iter().find(|few| most <= *few)?;
-        self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(few)))
+        let few = TILES.into_iter().find(|few| most <= *few).unwrap_or(TILES[1]);
+        if most > VECTOR_ROWS {
+            return None;
+        }
+        self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(few)), &most.into())
             .map(|_| few)
     }
 
