@@ -139,12 +139,11 @@ impl Drop for Worker {
 
 impl Worker {
     fn run(mut self) {
-        let mut patience = Duration::ZERO;
-        while self.next_step(patience) {
+        let mut time = Duration::ZERO;
+        while self.next_step(time) {
             let start = Instant::now();
             let result = self.run_step();
-            let time = start.elapsed();
-            patience = time / 2;
+            time = start.elapsed();
             let mut state = self.shared.lock();
             state.answered = Instant::now();
             let State { scheduler, turns, .. } = &mut *state;
@@ -160,13 +159,14 @@ impl Worker {
         }
     }
 
-    /// Waits for jobs and plans a step; false if there will be none. Sequences that were just
-    /// answered have four times the usual pause to queue their next job, but at most `patience`, so
-    /// that they share the step.
-    fn next_step(&mut self, patience: Duration) -> bool {
+    /// Waits for jobs and plans a step after one that took `last`; false if there will be none.
+    /// Sequences that were just answered have time to queue their next job, so that they share the
+    /// step: one that misses it waits for a whole step.
+    fn next_step(&mut self, last: Duration) -> bool {
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        let deadline = state.answered + patience.min(4 * state.pause);
+        let patience = (4 * state.pause).clamp(last / 8, last / 2);
+        let deadline = state.answered + patience;
         loop {
             if !state.scheduler.has_jobs() {
                 if state.closing && state.scheduler.opened() == 0 {
