@@ -2,8 +2,8 @@
 //!
 //! `cargo bench --bench latency -- [backend] [model]`, by default `cpu smollm2-135m`; random
 //! weights. Eight sequences decode; a prompt of 2000 tokens arrives, and later one that shares 1000
-//! tokens with it. Bounds: the 95th percentile of the gaps between tokens at most doubles; the first
-//! token takes at most 1.5 times as long as alone; after a known prefix, at most 1.5 steps.
+//! tokens with it. Bounds: the 95th percentile of the gaps between tokens at most doubles; the
+//! first token takes at most 1.5 times as long as alone; after a known prefix, at most 1.5 steps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -108,7 +108,7 @@ pub(super) enum Sessions {
     /// All at the same time.
     Batch(Steps),
     /// In turns, by one session of a model.
-    Turns(Model, Mutex<Session>),
+    Turns(Box<Model>, Box<Mutex<Session>>),
 }
 
 impl Sessions {
@@ -162,7 +162,12 @@ impl Batcher {
                 let mut notes = model.notes().to_vec();
                 notes.push(Note::OneSequence { why: e.chain() });
                 let session = Mutex::new(model.session()?);
-                Self::start(Sessions::Turns(model, session), codec, 1, notes)
+                Self::start(
+                    Sessions::Turns(Box::new(model), Box::new(session)),
+                    codec,
+                    1,
+                    notes,
+                )
             }
             Err(e) => Err(e),
         }

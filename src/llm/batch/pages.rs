@@ -11,10 +11,12 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub fn new(count: u32) -> Self {
+    pub fn new(count: usize) -> Self {
+        let mut free: Vec<u32> = (0..).take(count).collect();
+        free.reverse();
         Self {
-            uses: (0..count).map(|_| 0).collect(),
-            free: (0..count).rev().collect(),
+            uses: vec![0; count],
+            free,
         }
     }
 
@@ -124,7 +126,7 @@ impl Prefixes {
         Some((prefix.id, prefix.page))
     }
 
-    /// A page that continues `before` by some of `tokens`, with their number: the most of all pages.
+    /// The page that continues `before` by the most of `tokens`, and how many these are.
     pub fn find_part(&self, before: PrefixId, tokens: &[u32]) -> Option<(usize, u32)> {
         let common = |key: &Key| key.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let next = self.known.iter().filter(|(key, _)| key.before == before);

@@ -126,13 +126,12 @@ pub(super) struct Scheduler {
 
 impl Scheduler {
     pub fn new(config: BatchConfig, reproducible: bool) -> Self {
-        let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         Self {
             config,
             reproducible,
             sequences: Vec::new(),
             closed: Vec::new(),
-            pages: Pages::new(pages),
+            pages: Pages::new(config.pages),
             known: Prefixes::new(config.pages),
             pace: Pace {
                 decode: None,
@@ -203,7 +202,7 @@ impl Scheduler {
         sequence.truncate(len, self.reproducible, &mut self.pages);
     }
 
-    /// Queues tokens of a sequence that waits for nothing. The last `rows` of them return something.
+    /// Queues tokens of a sequence that waits for nothing; the last `rows` return something.
     pub fn queue(&mut self, id: SequenceId, tokens: &[u32], rows: usize, wanted: Wanted) {
         let now = self.now();
         let reproducible = self.reproducible;
@@ -354,8 +353,8 @@ impl Scheduler {
         chunk.count
     }
 
-    /// Gives a sequence pages for its next rows. Returns false if it must wait for some; `full` says
-    /// that an earlier sequence waits to start, and becomes true if this one does.
+    /// Gives a sequence pages for its next rows. Returns false if it must wait for some. `full`
+    /// says that an earlier sequence waits to start, and becomes true if this one does.
     fn reserve(&mut self, id: SequenceId, full: &mut bool, step: &mut Step) -> bool {
         let starts = self.sequences[id].pages.is_empty();
         if starts && *full {
@@ -529,8 +528,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends the jobs of a step that failed, each with an error. What the cache holds is unknown then:
-    /// all sequences will be fed again.
+    /// Ends the jobs of a step that failed, each with an error. What the cache holds is unknown
+    /// then, so all sequences will be fed again.
     pub fn fail(&mut self, step: &Step, error: &Error, answered: &mut dyn FnMut(SequenceId)) {
         for part in &step.parts {
             let sequence = &mut self.sequences[part.sequence];

@@ -225,9 +225,9 @@ impl Worker {
     }
 }
 
-/// A sequence of a batch. Its calls wait until steps, which it shares with other sequences, have run
-/// its tokens. Cancelling the calls of its thread
-/// ([`DecodeOptions::cancel`](crate::llm::DecodeOptions::cancel)) ends the wait after the current
+/// A sequence of a batch. Its calls wait until steps, which it shares with other sequences, have
+/// run its tokens. If the calls of its thread are cancelled
+/// ([`DecodeOptions::cancel`](crate::llm::DecodeOptions::cancel)), the wait ends after the current
 /// step.
 #[derive(Debug)]
 pub struct BatchSequence {

@@ -9,6 +9,7 @@ use crate::graph::op::paged_attention::PAGE;
 use crate::llm::engine::{BatchConfig, BatchModel, Decoder, SequenceConfig};
 use crate::llm::folder::ModelFolder;
 use crate::note::Note;
+use crate::num;
 use crate::placement::Opened;
 use crate::quota::Quota;
 
@@ -138,7 +139,9 @@ fn config(
         device => device.saturating_sub(memory.weights.saturating_add(memory.activations)),
     };
     let page = (memory.cache / least.max(1) as u64).max(1);
-    let fit = usize::try_from(free / page).unwrap_or(usize::MAX);
+    // No more than page numbers can tell apart.
+    let fit = (free / page).min(num::wide(i32::MAX.unsigned_abs() as usize / PAGE));
+    let fit: usize = num::exact(fit, "pages").map_err(|e| Error::internal(Stage::Plan, e))?;
     let too_large = |name: &str, pages: usize| {
         let needed = size_text(page.saturating_mul(pages as u64));
         let what = format!(

@@ -56,7 +56,8 @@ Columns with --parallel:
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
 /// starting with an empty context; tgN@D starts after D tokens. With --parallel, several sequences
-/// share the runs of the model. Each test runs once to warm up, then --repeat times. After Ctrl-C, the results so far are shown and the exit code is 130.
+/// share the runs of the model. Each test runs once to warm up, then --repeat times. After Ctrl-C,
+/// the results so far are shown and the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",

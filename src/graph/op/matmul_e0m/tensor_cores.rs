@@ -288,8 +288,8 @@ impl MatMulE0m {
         Some(call.grid(Dim::from_usize(groups), down, 1))
     }
 
-    /// The number of rows that a work-group of the vector kernel computes if there are at most `most` rows
-    /// of `k` elements. `None` for one row, and for more than it can compute.
+    /// The number of rows that a work-group of the vector kernel computes if there are at most
+    /// `most` rows of `k` elements. `None` for one row, and for more than suit the kernel.
     pub(super) fn few_rows(
         &self,
         device: &DeviceProfile,
