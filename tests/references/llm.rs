@@ -5,6 +5,7 @@
 
 mod agreement;
 mod answers;
+mod batches;
 mod generation;
 #[cfg(feature = "opencl")]
 mod recordings;
@@ -125,6 +126,11 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
                 each,
                 "weights_stay_in_their_file".to_owned(),
                 Box::new(weights_stay_in_their_file),
+            );
+            add(
+                each,
+                "schedules_change_nothing".to_owned(),
+                Box::new(batches::schedules_change_nothing),
             );
         }
         add(long, "conversation".to_owned(), Box::new(conversation));

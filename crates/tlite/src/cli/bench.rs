@@ -30,9 +30,8 @@ const DECODE: [usize; 1] = [64];
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite bench MODEL
   tlite bench MODEL --prefill 512 --decode 128 --depth 0,1024
-  tlite bench MODEL --parallel 1,8,32 --prefill 128 --decode 128
+  tlite bench MODEL --parallel 1,8,32
   tlite bench --random smollm2-135m --json";
 
 const COLUMNS: &str = "\

@@ -12,9 +12,10 @@ use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{
-    Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
-    SamplerConfig, Session,
+    BatchOptions, Batcher, Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model,
+    NgramDraft, Request, Sampler, SamplerConfig, Session,
 };
+use transformer_lite::unstable::note::Note;
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 use transformer_lite::unstable::tensor::DType;
 
@@ -37,6 +38,7 @@ pub fn trials(suite: &mut Suite) {
         suite.add(format!("sessions@{place}"), move || sessions(place));
         suite.add(format!("sessions_in_threads@{place}"), move || in_threads(place));
         suite.add(format!("c@{place}"), move || c::runs(place));
+        suite.add(format!("batches@{place}"), move || batches(place));
     }
     suite.add("loads_that_are_refused", refused);
     suite.add("c_header", c::header);
@@ -59,6 +61,38 @@ fn tokens(max_tokens: usize) -> GenerateOptions {
         max_tokens,
         ..GenerateOptions::default()
     }
+}
+
+/// Requests at the same time get what sessions give them one after another; the host says that it
+/// runs them so.
+fn batches(place: BackendChoice) -> Outcome {
+    let (_dir, model) = speaking_model();
+    let batcher = Batcher::load(&model, &options(place), &BatchOptions::default()).text()?;
+    let in_turns = batcher
+        .notes()
+        .iter()
+        .any(|n| matches!(n, Note::OneSequence { .. }));
+    equal(&in_turns, &(place == BackendChoice::Host))?;
+    let prompts = ["one two", "one two three", "two", "three one two"];
+    let submit = |prompt: &&str| {
+        let request = Request {
+            options: tokens(12),
+            ..Request::default()
+        };
+        batcher.submit(*prompt, request).text()
+    };
+    let tickets = prompts.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+    let mut session = Model::load(&model, &options(place)).text()?.session().text()?;
+    for (prompt, mut ticket) in prompts.iter().zip(tickets) {
+        equal(&ticket.text().text()?, &text(&mut session, prompt, 12)?)?;
+        equal(&ticket.metrics().tokens, &12)?;
+    }
+    let mut own = batcher.session().text()?;
+    equal(
+        &text(&mut own, prompts[0], 12)?,
+        &text(&mut session, prompts[0], 12)?,
+    )?;
+    equal(&own.fork().is_ok(), &!in_turns)
 }
 
 fn text(session: &mut Session, prompt: &str, max_tokens: usize) -> Result<String, String> {
