@@ -154,11 +154,11 @@ impl Tables {
     fn bindings(&self, decoder: &Decoder, most: usize) -> Bindings {
         let mut b = Bindings::new();
         if most > 1 {
-            b.set(&decoder.sequence, signed(self.tokens.len()));
+            b.set(&decoder.sequence, signed(self.tokens.len()))
+                .set(&Symbol::new(CHOSEN), signed(self.chosen.len()));
         }
         b.set(&Symbol::new(TILES), signed(self.tiles.len() / TILE))
-            .set(&Symbol::new(PAGES), signed(self.pages.len()))
-            .set(&Symbol::new(CHOSEN), signed(self.chosen.len()));
+            .set(&Symbol::new(PAGES), signed(self.pages.len()));
         b
     }
 
@@ -219,15 +219,16 @@ impl Decoder {
         };
         options.fixed.set(&self.past, pool);
         match most {
-            1 => options.fixed.set(&self.sequence, 1),
-            _ => options.bounds.set(&self.sequence, signed(most)),
+            1 => options.fixed.set(&self.sequence, 1).set(&Symbol::new(CHOSEN), 1),
+            _ => (options.bounds)
+                .set(&self.sequence, signed(most))
+                .set(&Symbol::new(CHOSEN), signed(most.min(config.logits))),
         };
         let pages = most.saturating_mul(config.context.div_ceil(PAGE));
         options
             .bounds
             .set(&Symbol::new(TILES), signed(most))
-            .set(&Symbol::new(PAGES), signed(pages))
-            .set(&Symbol::new(CHOSEN), signed(most.min(config.logits)));
+            .set(&Symbol::new(PAGES), signed(pages));
         let graph = if most == 1 { self.step_graph() } else { &self.graph };
         Plan::compile(graph, caps, &options)
     }
