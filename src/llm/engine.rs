@@ -118,6 +118,15 @@ pub(super) fn check_room(have: usize, more: usize, context: usize) -> Result<()>
     Ok(())
 }
 
+/// An error for a token outside a vocabulary of `vocab` tokens.
+pub(super) fn check_tokens(tokens: &[u32], vocab: usize) -> Result<()> {
+    let Some(t) = tokens.iter().find(|t| **t as usize >= vocab) else {
+        return Ok(());
+    };
+    let what = format!("token ID {t} is out of range; the vocabulary has {vocab} tokens");
+    Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange))
+}
+
 fn check_rows(tokens: usize, rows: usize) -> Result<()> {
     if tokens == rows {
         return Ok(());

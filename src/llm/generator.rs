@@ -23,7 +23,7 @@ pub struct DecodeOptions {
     pub slide: Option<usize>,
     /// Receives progress while a prompt takes several runs.
     pub progress: Progress,
-    /// If set, each token has its log-probability and those of so many most likely tokens
+    /// If set, each token has its log-probability and those of this many most likely tokens
     /// ([`Generator::log_probs`]).
     pub log_probs: Option<usize>,
 }

@@ -27,7 +27,7 @@ pub struct GenerateOptions {
     pub slide: Option<usize>,
     /// See [`DecodeOptions::progress`].
     pub progress: Progress,
-    /// If set, pieces have log-probabilities ([`Piece::log_probs`]) of their token and of so many
+    /// If set, pieces have log-probabilities ([`Piece::log_probs`]) of their token and of this many
     /// most likely tokens. Greedy generation becomes slower.
     pub log_probs: Option<usize>,
     /// Extra variables for the chat template, such as `tools` or `enable_thinking`.

@@ -59,7 +59,7 @@ fn rows_of_several_sequences_compute_what_each_does_alone() {
         let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
         let decoder = builder.load(&file, ImportOptions::default()).unwrap();
         let backend = SharedBackend::new(Box::new(device.share()));
-        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None, None).unwrap();
+        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None).unwrap();
         let mut all = [
             Sequence::new(1, 150, &[3, 0, 8]),
             Sequence::new(2, 80, &[7, 1]),
@@ -142,7 +142,7 @@ fn native_rows_do_not_depend_on_the_step() {
             .load(&file, ImportOptions::default())
             .unwrap();
         let backend = SharedBackend::new(Box::new(device.share()));
-        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None, None).unwrap();
+        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None).unwrap();
         let mut row = Vec::new();
         let mut runs = Vec::new();
         for company in [false, true] {
@@ -180,7 +180,7 @@ fn steps(device: &Device, file: &Path, reproducible: bool, kv_q8: bool) -> Steps
     let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
     let decoder = builder.load(file, ImportOptions::default()).unwrap();
     let backend = SharedBackend::new(Box::new(device.share()));
-    let (batch, _) = BatchModel::load(decoder, backend, &config, None, None).unwrap();
+    let (batch, _) = BatchModel::load(decoder, backend, &config, None).unwrap();
     Steps::start(batch, reproducible, None).unwrap()
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Index of a sequence.
 pub(super) type SequenceId = usize;
 
-/// With so many rows, each prompt goes on: see [`Sequence::chunk`].
+/// Rows with which every prompt makes progress: see [`Sequence::chunk`].
 const ENOUGH: usize = 3 * CUT;
 
 /// The rows of a sequence in a step.

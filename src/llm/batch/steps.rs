@@ -2,10 +2,10 @@
 
 use super::scheduler::{Found, Scheduler, SequenceId, Step};
 use super::sequence::{Answer, Wanted};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::LanguageModel;
-use crate::llm::engine::{BatchConfig, RowModel, Span, check_room};
+use crate::llm::engine::{BatchConfig, RowModel, Span, check_room, check_tokens};
 use crate::quota::{self, Quota};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -272,16 +272,7 @@ impl BatchSequence {
     /// follow.
     fn queue(&mut self, tokens: &[u32], rows: usize, wanted: Wanted) -> Result<()> {
         check_room(self.len, tokens.len(), self.config.context)?;
-        if let Some(id) = tokens
-            .iter()
-            .find(|id| usize::try_from(**id).map_or(true, |id| id >= self.vocab))
-        {
-            let what = format!(
-                "token ID {id} is out of range; the vocabulary has {} tokens",
-                self.vocab
-            );
-            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
-        }
+        check_tokens(tokens, self.vocab)?;
         let mut state = self.shared.lock();
         if state.scheduler.expects(self.id) {
             state.pause = (state.pause * 7 + state.answered.elapsed()) / 8;

@@ -1,7 +1,7 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
 use super::device::chosen;
-use super::{Decoder, DecoderMemory, DeviceDecoder, SequenceConfig};
+use super::{Decoder, DecoderMemory, SequenceConfig, check_tokens};
 use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -164,7 +164,7 @@ impl Tables {
 
     /// Uploads the tables as inputs of a plan.
     fn write(&self, decoder: &Decoder, executor: &mut Executor, plan: usize) -> Result<()> {
-        decoder.check_tokens(&self.tokens)?;
+        check_tokens(&self.tokens, decoder.vocab)?;
         for (name, tensor) in roles::row_inputs(&decoder.graph, &self.tokens, &self.positions)? {
             executor.write(plan, name, &tensor)?;
         }
@@ -248,13 +248,12 @@ pub struct BatchModel {
 
 impl BatchModel {
     /// Plans `decoder`, which has [`Logits::Chosen`](super::Logits::Chosen), for a device, uploads
-    /// its weights unless `beside` has them, and validates kernels that are not in `store`. Errors:
+    /// its weights, and validates kernels that are not in `store`. Errors:
     /// too little memory; a kernel without an alternative gives wrong results.
     pub fn load(
         decoder: Decoder,
         mut backend: SharedBackend,
         config: &BatchConfig,
-        beside: Option<&DeviceDecoder>,
         store: Option<Arc<Store>>,
     ) -> Result<(Self, Vec<Note>)> {
         let decoder = Arc::new(decoder);
@@ -267,12 +266,11 @@ impl BatchModel {
             if first.quarantine_unbuilt(&mut backend, &plans)? {
                 continue;
             }
-            let program = Arc::new(Program::load_beside(
+            let program = Arc::new(Program::load(
                 backend.clone(),
                 decoder.graph(),
                 plans,
                 decoder.weights,
-                beside.map(|b| b.program.clone()),
                 &mut |_, _| {},
             )?);
             let mut model = Self {

@@ -1,8 +1,8 @@
 //! A decoder's graph, and the inputs of its runs.
 
-use super::DecoderBuilder;
+use super::{DecoderBuilder, check_tokens};
 use crate::backend::{Caps, DeviceKind};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::op::attention::Attention;
@@ -120,20 +120,8 @@ impl Decoder {
             let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
         }
-        self.check_tokens(tokens)?;
+        check_tokens(tokens, self.vocab)?;
         roles::inputs(&self.graph, tokens, past)
-    }
-
-    /// An error for a token outside the vocabulary.
-    pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
-        let Some(t) = tokens.iter().find(|t| **t as usize >= self.vocab) else {
-            return Ok(());
-        };
-        let what = format!(
-            "token ID {t} is out of range; the vocabulary has {} tokens",
-            self.vocab
-        );
-        Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange))
     }
 
     /// Token `i` of a run whose results do not matter.

@@ -84,8 +84,7 @@ impl LoadedRows {
         let decoder = fitted(decoder, folder, options, &mut notes)?;
         let config = config(&decoder, &caps, context, options, batch)?;
         let store = options.place.options.cache.clone();
-        let (model, validation) =
-            BatchModel::load(decoder, SharedBackend::new(backend), &config, None, store)?;
+        let (model, validation) = BatchModel::load(decoder, SharedBackend::new(backend), &config, store)?;
         notes.extend(validation);
         Ok(Self {
             place: PlaceName::of(&caps),

@@ -19,7 +19,7 @@ use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
-use transformer_lite::unstable::llm::{ModelFolder, Steps};
+use transformer_lite::unstable::llm::{Cancel, ModelFolder, Steps};
 use transformer_lite::unstable::probe::store;
 
 const PREFILL: [usize; 2] = [128, 512];
@@ -206,28 +206,34 @@ fn text(name: &str, place: &PlaceName, used: &Used, lines: &[Line]) -> String {
     format!("{name} on {device} ({backend}{int8})\n{}", table(&rows, 1))
 }
 
+/// Measures `runs` runs with a progress bar, and says whether Ctrl-C ended them early. `measure`
+/// stops when the flag is set, and calls the function before each run.
+fn with_progress<T>(
+    runs: usize,
+    interrupt: &Interrupt,
+    measure: impl FnOnce(&Cancel, &mut dyn FnMut(&str)) -> Result<T>,
+) -> Result<(T, bool)> {
+    let progress = bar(runs);
+    let generating = interrupt.generating();
+    let cancel = generating.flag();
+    let lines = measure(&cancel, &mut |name| {
+        progress.set_message(name.to_owned());
+        progress.inc(1);
+    });
+    progress.finish_and_clear();
+    Ok((lines?, cancel.is_cancelled()))
+}
+
 /// Runs the tests and compares them with the device's limits; true if Ctrl-C ended them early.
 fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Result<(Vec<Line>, bool)> {
     let (tests, notes) = tests(args, loaded.model.context())?;
     print_notes(&notes);
-    let progress = bar(tests.len().saturating_mul(args.repeat.get().saturating_add(1)));
-    let generating = interrupt.generating();
-    let cancel = generating.flag();
     let device = &loaded.all;
-    let lines = bench(
-        loaded.model.as_mut(),
-        &|| device.stats(),
-        &tests,
-        args.repeat,
-        &cancel,
-        &mut |name| {
-            progress.set_message(name.to_owned());
-            progress.inc(1);
-        },
-    );
-    progress.finish_and_clear();
-    let mut lines = lines?;
-    drop(generating);
+    let runs = tests.len().saturating_mul(args.repeat.get().saturating_add(1));
+    let (mut lines, interrupted) = with_progress(runs, interrupt, |cancel, step| {
+        let stats = || device.stats();
+        bench(loaded.model.as_mut(), &stats, &tests, args.repeat, cancel, step)
+    })?;
     if let Some(caps) = loaded.all.caps() {
         let kept = args.exec.on.cache.probes();
         match kept.and_then(|kept| store::load(&kept, caps)) {
@@ -238,7 +244,7 @@ fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Res
             ),
         }
     }
-    Ok((lines, cancel.is_cancelled()))
+    Ok((lines, interrupted))
 }
 
 /// Measures several sequences at the same time.
@@ -272,26 +278,13 @@ fn run_parallel(
     } = LoadedRows::new(folder, &options, &batch)?;
     print_notes(&notes);
     let steps = Steps::start(model, args.reproducible, Some(quota))?;
-    let progress = bar(args
+    let runs = args
         .parallel
         .len()
-        .saturating_mul(args.repeat.get().saturating_add(1)));
-    let generating = interrupt.generating();
-    let cancel = generating.flag();
-    let lines = parallel::bench(
-        &steps,
-        &args.parallel,
-        lengths,
-        args.repeat,
-        &cancel,
-        &mut |name| {
-            progress.set_message(name.to_owned());
-            progress.inc(1);
-        },
-    );
-    progress.finish_and_clear();
-    let (lines, interrupted) = (lines?, cancel.is_cancelled());
-    drop(generating);
+        .saturating_mul(args.repeat.get().saturating_add(1));
+    let (lines, interrupted) = with_progress(runs, interrupt, |cancel, step| {
+        parallel::bench(&steps, &args.parallel, lengths, args.repeat, cancel, step)
+    })?;
     let mut out = text_output();
     if args.json {
         let report = Report {
