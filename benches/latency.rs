@@ -1,4 +1,4 @@
-//! What a long prompt costs those who are decoding, and what a known prefix saves.
+//! How a long prompt delays sequences that decode, and what a known prefix saves.
 //!
 //! `cargo bench --bench latency -- [backend] [model]`, by default `cpu smollm2-135m`; random
 //! weights. Eight sequences decode; a prompt of 2000 tokens arrives, and later one that shares 1000
@@ -30,7 +30,7 @@ fn first_token(steps: &Steps, prompt: &[u32]) -> Duration {
     start.elapsed()
 }
 
-/// When each token of a sequence came, from now on until `stop`.
+/// Start and time of each token, until `stop` or a full context.
 fn decode(mut sequence: BatchSequence, stop: &AtomicBool) -> Vec<Instant> {
     let mut times = vec![Instant::now()];
     let mut token = 1;
@@ -41,7 +41,7 @@ fn decode(mut sequence: BatchSequence, stop: &AtomicBool) -> Vec<Instant> {
     times
 }
 
-/// Milliseconds of the 95th percentile of gaps between tokens that came within a time.
+/// 95th percentile in milliseconds of the gaps between tokens that overlap a period.
 fn p95(streams: &[Vec<Instant>], from: Instant, to: Instant) -> f64 {
     let gaps = streams.iter().flat_map(|times| times.windows(2));
     let within = gaps.filter_map(|pair| match pair {

@@ -14,7 +14,7 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// A flag of its own, which is also set while this one is.
+    /// A new flag that is also set while this one is set.
     #[must_use]
     pub fn child(&self) -> Self {
         Self {
@@ -28,12 +28,12 @@ impl Cancel {
         !self.flag.swap(true, Ordering::SeqCst)
     }
 
-    /// Clears the flag for the next generation.
+    /// Clears this flag, but not its parent.
     pub fn reset(&self) {
         self.flag.store(false, Ordering::SeqCst);
     }
 
-    /// True if the flag is set.
+    /// True if the flag or its parent is set.
     pub fn is_cancelled(&self) -> bool {
         self.flag.load(Ordering::SeqCst) || self.parent.as_ref().is_some_and(|p| p.is_cancelled())
     }

@@ -48,7 +48,7 @@ impl Conversation {
         }
     }
 
-    /// A conversation with the same messages that goes on by itself. Returns the errors of
+    /// An independent copy of the conversation. Returns the errors of
     /// [`Session::fork`].
     pub fn fork(&self) -> Result<Self> {
         Ok(Self {

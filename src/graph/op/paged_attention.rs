@@ -26,9 +26,8 @@ use crate::tensor::{DType, HostTensor};
 /// Rows of a page.
 pub const PAGE: usize = 64;
 
-/// Rows of a page may be computed in several runs without a change of results, if all runs end at
-/// multiples of this many positions and have at least as many of these rows. On native devices
-/// results do not change at all.
+/// Computing the rows of a page in several runs does not change results on native devices, if each
+/// run ends at a multiple of this many positions and has at least this many of the rows.
 pub const CUT: usize = 16;
 
 /// Integers of a tile.

@@ -156,8 +156,8 @@ impl Problem {
 }
 
 impl Attention {
-    /// Number of sequences, one after another; tiles say what is whose themselves. (GPU kernels get
-    /// a different number in this parameter: the vectors of a row.)
+    /// Number of sequences, one after another; 1 with tiles, which name their sequences. (GPU
+    /// kernels get a different number in this parameter: the vectors of a row.)
     fn batch(&self, args: &Args) -> usize {
         if args.tiles.is_some() { 1 } else { args.parts }
     }
@@ -258,7 +258,7 @@ impl Attention {
     }
 
     /// Runs one key head of a tile. Results do not depend on other tiles, nor on the number of rows
-    /// if there are at least [`FEW`].
+    /// if they have at least [`FEW`] vectors.
     unsafe fn tile(&self, p: &Problem, store: &Store<'_>, kv: usize, scratch: &mut Scratch) {
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe {

@@ -25,7 +25,7 @@ const VECTORS: (i64, i64) = (16, 3072);
 /// pieces.
 const MERGING: i64 = 64;
 
-/// Most rows of several sequences for the kernel for one row: more of them share keys.
+/// Maximum rows of several sequences for the one-row kernel; more would share keys.
 const FEW: i64 = 32;
 
 /// Head sizes that the kernels for large GPUs support.
