@@ -16,7 +16,9 @@ pub use program::{Program, specs};
 pub use random::WeightSource;
 pub use run::Timing;
 
-use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
+use crate::backend::{
+    Backend, BackendError, Caps, Command, KernelId, Launch, RecordingId, SharedBackend, Stats, View,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
 use crate::num;
@@ -433,29 +435,35 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, format!("writing state {index}"), e))
     }
 
-    /// Copies part `from` of a state over part `to`, of equal parts with `rows` rows each.
-    pub fn copy_state(&mut self, index: usize, from: u32, to: u32, rows: i64) -> Result<()> {
-        let slot = self.plan(0).and_then(|p| p.states.get(index));
-        let parts = slot.map_or(0, |s| (s.rows / rows.max(1)).unsigned_abs());
-        let bytes = slot.map_or(0, |s| s.bytes.checked_div(parts).unwrap_or(0));
-        let whole = self.state(index, 0)?;
-        let part = |part: u32| View {
-            offset: whole.offset + u64::from(part) * bytes,
-            len: bytes,
-            ..whole
-        };
-        let [from, to] = match parts > u64::from(from.max(to)) {
-            true => [part(from), part(to)],
-            false => {
-                let what = format!("parts {from} and {to} of state {index}, which has {parts}");
-                return Err(Error::internal(Stage::Run, what));
+    /// Copies parts of all states over others, in order: `[from, to]` among parts with `rows` rows
+    /// each.
+    pub fn copy_parts(&mut self, pairs: &[[u32; 2]], rows: i64) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let slots = self.plan(0).map(|p| p.states.as_slice()).unwrap_or_default();
+        let mut commands = Vec::with_capacity(slots.len() * pairs.len());
+        for (index, (slot, whole)) in slots.iter().zip(&self.states).enumerate() {
+            let parts = (slot.rows / rows.max(1)).unsigned_abs();
+            let bytes = slot.bytes.checked_div(parts).unwrap_or(0);
+            for pair in pairs {
+                let [src, dst] = pair.map(|part| View {
+                    offset: whole.offset + u64::from(part) * bytes,
+                    len: bytes,
+                    ..*whole
+                });
+                if pair[0] == pair[1] || pair.iter().any(|part| u64::from(*part) >= parts) {
+                    let what = format!("parts {pair:?} of state {index}, which has {parts}");
+                    return Err(Error::internal(Stage::Run, what));
+                }
+                commands.push(Command::Copy { src, dst });
             }
-        };
-        let bytes = num::exact(bytes, "bytes of a state").map_err(|e| Error::internal(Stage::Run, e))?;
-        let failed = |e| Error::device(Stage::Run, format!("copying rows of state {index}"), e);
-        self.bytes.resize(bytes, 0);
-        self.backend.read(from, &mut self.bytes).map_err(failed)?;
-        self.backend.write(to, &self.bytes).map_err(failed)
+        }
+        let failed = |e| Error::device(Stage::Run, "copying rows of states", e);
+        let recording = self.backend.record(&commands).map_err(failed)?;
+        let submitted = self.backend.submit(recording, &Launch::default());
+        self.backend.release(recording);
+        submitted.map_err(failed)
     }
 
     /// Waits until all queued runs are done.

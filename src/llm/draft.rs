@@ -1,6 +1,10 @@
 //! Speculative decoding: drafts of the next tokens that the model verifies in one run (Leviathan et
 //! al., 2023).
 
+mod speculation;
+
+pub use speculation::Speculation;
+
 use super::{Cancel, LanguageModel};
 use crate::error::Result;
 
@@ -9,13 +13,21 @@ pub trait Draft: Send {
     /// At most `most` tokens that may follow `context`; empty if there is no basis for a draft.
     /// Returns early with what it has once `cancel` is set.
     fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
+
+    /// The kind of proposal that `context` leads to; `None` if there will be none. Each kind, a
+    /// small number, has its own acceptance rate.
+    fn kind(&self, context: &[u32]) -> Option<usize> {
+        let _ = context;
+        Some(0)
+    }
 }
 
 /// Proposes the tokens that followed the same text earlier in the context (Saxena, 2023, "Prompt
 /// Lookup Decoding").
 #[derive(Clone, Copy, Debug)]
 pub struct NgramDraft {
-    /// Longest suffix of the context to search for, in tokens.
+    /// Longest suffix of the context to search for, in tokens. Longer ones tell more about the
+    /// acceptance rate.
     pub longest: usize,
     /// Shortest suffix, at least 1.
     pub shortest: usize,
@@ -24,32 +36,60 @@ pub struct NgramDraft {
 impl Default for NgramDraft {
     fn default() -> Self {
         Self {
-            longest: 4,
+            longest: 16,
             shortest: 2,
         }
     }
 }
 
+impl NgramDraft {
+    /// Where the text went on after its longest suffix that occurs earlier, and the length of that
+    /// suffix; of several places the last.
+    fn find(self, context: &[u32]) -> Option<(usize, usize)> {
+        let (last, before) = context.split_last()?;
+        let mut best = None;
+        let mut longest = self.shortest.max(1) - 1;
+        for (at, _) in before
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, token)| *token == last)
+        {
+            let earlier = before.get(..at).unwrap_or_default().iter().rev();
+            let same = earlier
+                .zip(before.iter().rev())
+                .take(self.longest.saturating_sub(1));
+            let length = 1 + same.take_while(|(a, b)| a == b).count();
+            if length > longest {
+                (best, longest) = (Some((at + 1, length)), length);
+            }
+            if longest >= self.longest {
+                break;
+            }
+        }
+        best
+    }
+}
+
 impl Draft for NgramDraft {
     fn propose(&mut self, context: &[u32], most: usize, _: &Cancel) -> Result<Vec<u32>> {
-        for n in (self.shortest.max(1)..=self.longest).rev() {
-            let Some(end) = context.len().checked_sub(n).and_then(|at| context.get(at..)) else {
-                continue;
-            };
-            // The last match other than the suffix itself.
-            let before = context.get(..context.len() - 1).unwrap_or_default();
-            let Some(at) = before.windows(n).rposition(|w| w == end) else {
-                continue;
-            };
-            // If the copied range reaches the end of the context, it continues into the copy.
-            let mut all = context.to_vec();
-            for i in at + n..at + n + most {
-                let Some(token) = all.get(i).copied() else { break };
-                all.push(token);
-            }
-            return Ok(all.split_off(context.len()));
+        let Some((at, _)) = self.find(context) else {
+            return Ok(Vec::new());
+        };
+        // If the copied range reaches the end of the context, it continues into the copy.
+        let mut proposed: Vec<u32> = Vec::with_capacity(most);
+        for i in at..at + most {
+            let copied = context.get(i).or_else(|| proposed.get(i - context.len()));
+            let Some(token) = copied.copied() else { break };
+            proposed.push(token);
         }
-        Ok(Vec::new())
+        Ok(proposed)
+    }
+
+    /// The length of the suffix, as a power of two.
+    fn kind(&self, context: &[u32]) -> Option<usize> {
+        let (_, length) = self.find(context)?;
+        usize::try_from(length.ilog2()).ok()
     }
 }
 

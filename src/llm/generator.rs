@@ -1,6 +1,6 @@
 //! The generation loop: feed, sample, stop.
 
-use super::draft::Draft;
+use super::draft::Speculation;
 use super::{Cancel, LanguageModel, LogProbs, Metrics, Progress, Sampler};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::quota;
@@ -89,8 +89,7 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
     options: DecodeOptions,
-    /// The draft, and its maximum length in tokens.
-    draft: Option<(&'a mut dyn Draft, usize)>,
+    speculation: Option<&'a mut Speculation>,
     /// Number of cached tokens whose IDs are unknown.
     unknown: usize,
     /// The tokens after them: the rest of the cache, then those still to be fed.
@@ -151,7 +150,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             model,
             sampler,
             options,
-            draft: None,
+            speculation: None,
             logits: Vec::new(),
             sampled: 0,
             coming: None,
@@ -177,11 +176,12 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(self)
     }
 
-    /// Adds speculative decoding with drafts of at most `most` tokens.
-    /// [`Session::set_draft`](super::Session::set_draft) describes how this may change the output.
+    /// Adds speculative decoding. [`Session::set_draft`](super::Session::set_draft) describes how
+    /// this may change the output.
     #[must_use]
-    pub fn drafting(mut self, draft: &'a mut dyn Draft, most: usize) -> Self {
-        self.draft = Some((draft, most));
+    pub fn speculating(mut self, speculation: &'a mut Speculation) -> Self {
+        speculation.start();
+        self.speculation = Some(speculation);
         self
     }
 
@@ -235,7 +235,9 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         }
         let start = Instant::now();
         let before = self.sampled;
-        let guess = self.guess()?;
+        let waiting = self.context.len() - self.fed();
+        let guess = self.guess(waiting)?;
+        let run = Instant::now();
         let finish = if guess.is_empty() {
             self.feed()?
         } else {
@@ -243,6 +245,9 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         };
         if finish == Some(Finish::Cancelled) {
             return Ok(finish);
+        }
+        if let Some(speculation) = self.speculation.as_mut().filter(|_| waiting == 1) {
+            speculation.ran(1 + guess.len(), run.elapsed());
         }
         // An end token counts as well.
         let count = self.sampled - before + usize::from(matches!(finish, Some(Finish::Eos(_))));
@@ -289,24 +294,20 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Err(Error::other(Stage::Run, what))
     }
 
-    /// A draft of what follows the one token still to be fed.
-    fn guess(&mut self) -> Result<Vec<u32>> {
+    /// A draft of what follows the tokens still to be fed, if it is one.
+    fn guess(&mut self, waiting: usize) -> Result<Vec<u32>> {
         let (left, room) = (
             self.options.max_tokens - self.sampled - 1,
             self.model
                 .context()
                 .saturating_sub(self.unknown + self.context.len()),
         );
-        let waiting = self.context.len() - self.fed();
         let (rows, vocab) = (self.model.most_rows(), self.model.vocab());
-        let Some((draft, most)) = self.draft.as_mut().filter(|_| waiting == 1) else {
+        let Some(speculation) = self.speculation.as_mut().filter(|_| waiting == 1) else {
             return Ok(Vec::new());
         };
-        let most = left.min(room).min(*most).min(rows.saturating_sub(1));
-        if most == 0 {
-            return Ok(Vec::new());
-        }
-        let mut guess = draft.propose(&self.context, most, &self.options.cancel)?;
+        let most = left.min(room).min(rows.saturating_sub(1));
+        let mut guess = speculation.propose(&self.context, most, &self.options.cancel)?;
         let known = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < vocab);
         let usable = guess.iter().take_while(|id| known(id)).count();
         guess.truncate(usable.min(most));
@@ -333,7 +334,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             if done == waiting.len() && self.is_greedy() {
                 let id = self.model.most_likely(part)?;
                 report(done);
-                return self.take(id, None);
+                return self.took(id, None);
             }
             self.model.forward(part, &mut self.logits)?;
         }
@@ -343,6 +344,14 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let chosen = self.choose(&logits);
         self.logits = logits;
         let (id, log_probs) = chosen?;
+        self.took(id, log_probs)
+    }
+
+    /// Appends the only token of a run.
+    fn took(&mut self, id: u32, log_probs: Option<LogProbs>) -> Result<Option<Finish>> {
+        if let Some(speculation) = &mut self.speculation {
+            speculation.chose(id);
+        }
         self.take(id, log_probs)
     }
 
@@ -384,7 +393,11 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             // The cache is correct up to here.
             let right = before + i + 1;
             finish = self.take(id, log_probs)?;
-            if finish.is_some() || guess.get(i) != Some(&id) {
+            let is_right = guess.get(i) == Some(&id);
+            if let Some(speculation) = self.speculation.as_mut().filter(|_| i < guess.len()) {
+                speculation.verified(is_right);
+            }
+            if finish.is_some() || !is_right {
                 self.cut(right)?;
                 break;
             }

@@ -192,7 +192,9 @@ impl Constraint for Grammar {
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
-    use crate::llm::{DecodeOptions, Finish, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig};
+    use crate::llm::{
+        DecodeOptions, Finish, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig, Speculation,
+    };
     use crate::testing::assert_carries;
 
     fn tokenizer() -> (tempfile::TempDir, Tokenizer) {
@@ -214,10 +216,10 @@ mod tests {
             eos: vec![257],
             ..DecodeOptions::default()
         };
-        let mut ngrams = NgramDraft::default();
+        let mut ngrams = Speculation::fixed(Box::new(NgramDraft::default()), 4);
         let mut generator = Generator::new(model, &mut sampler, &[256], options).unwrap();
         if draft {
-            generator = generator.drafting(&mut ngrams, 4);
+            generator = generator.speculating(&mut ngrams);
         }
         let ids: Vec<u8> = generator.by_ref().map(|t| t.unwrap().id as u8).collect();
         (String::from_utf8(ids).unwrap(), generator.finish())

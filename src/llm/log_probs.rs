@@ -1,19 +1,17 @@
 //! Log-probabilities of tokens.
 
-use std::cmp::Ordering;
-
-/// Natural logarithms of the probabilities that the model gave a token and the most likely tokens
-/// at its place, before the sampler changed them.
+/// Natural log-probabilities of a token and of the most likely tokens at its position, before the
+/// sampler changes them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogProbs {
-    /// That of the chosen token.
+    /// Of the chosen token.
     pub chosen: f32,
-    /// The most likely tokens with theirs, the largest first.
+    /// The most likely tokens and theirs, largest first.
     pub top: Vec<(u32, f32)>,
 }
 
 impl LogProbs {
-    /// Those of a row of logits, for the token `chosen` and the `top` most likely ones.
+    /// From a row of logits, for the token `chosen` and the `top` most likely ones.
     pub fn of(logits: &[f32], chosen: u32, top: usize) -> Self {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|v| f64::from(v - most).exp()).sum();
@@ -21,16 +19,12 @@ impl LogProbs {
         #[expect(clippy::cast_possible_truncation, reason = "rounds to single precision")]
         let of = |logit: f32| (f64::from(logit - most) - total) as f32;
         let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let mut best: Vec<(u32, f32)> = Vec::with_capacity(top.saturating_add(1).min(logits.len()));
-        for entry in (0u32..).zip(logits.iter().copied()) {
-            let worst = best.last().filter(|_| best.len() >= top);
-            if top == 0 || worst.is_some_and(|w| order(&entry, w) != Ordering::Less) {
-                continue;
-            }
-            let at = best.partition_point(|b| order(b, &entry) == Ordering::Less);
-            best.insert(at, entry);
-            best.truncate(top);
+        let mut best: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
+        if (1..best.len()).contains(&top) {
+            best.select_nth_unstable_by(top - 1, order);
         }
+        best.truncate(top);
+        best.sort_unstable_by(order);
         let logit = usize::try_from(chosen).ok().and_then(|id| logits.get(id));
         Self {
             chosen: of(logit.copied().unwrap_or(f32::NEG_INFINITY)),

@@ -31,7 +31,7 @@ pub use crate::cancel::Cancel;
 pub use batch::{BatchSequence, Batcher, Request, Steps, Ticket};
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};
-pub use draft::{Draft, ModelDraft, NgramDraft};
+pub use draft::{Draft, ModelDraft, NgramDraft, Speculation};
 pub use folder::ModelFolder;
 pub use generator::{DecodeOptions, Finish, Generator, Token};
 pub use grammar::Grammar;
@@ -114,7 +114,7 @@ pub trait LanguageModel {
         None
     }
 
-    /// A model of its own with the same tokens in its cache; `None` if not supported.
+    /// An independent copy with the same tokens in its cache; `None` if not supported.
     fn fork(&self) -> Option<Box<dyn LanguageModel + Send>> {
         None
     }

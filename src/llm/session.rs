@@ -1,7 +1,7 @@
 //! A session with a model: its KV cache, its sampler, and its answers.
 
 use super::codec::{Codec, Prompt};
-use super::draft::{Draft, reuse};
+use super::draft::{Draft, Speculation, reuse};
 use super::sampler::Sampler;
 use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
@@ -28,7 +28,7 @@ pub struct GenerateOptions {
     /// See [`DecodeOptions::progress`].
     pub progress: Progress,
     /// If set, pieces have log-probabilities ([`Piece::log_probs`]) of their token and of this many
-    /// most likely tokens. Greedy generation becomes slower.
+    /// of the most likely tokens. This slows greedy generation.
     pub log_probs: Option<usize>,
     /// Extra variables for the chat template, such as `tools` or `enable_thinking`.
     pub template_values: Values,
@@ -81,8 +81,7 @@ pub struct Session {
     model: Box<dyn LanguageModel + Send>,
     codec: Arc<Codec>,
     sampler: Sampler,
-    /// The draft, and its maximum length in tokens.
-    draft: Option<(Box<dyn Draft>, usize)>,
+    speculation: Option<Speculation>,
     /// Tokens in the cache.
     cached: Vec<u32>,
 }
@@ -103,7 +102,7 @@ impl Session {
             model,
             codec,
             sampler: Sampler::default(),
-            draft: None,
+            speculation: None,
             cached: Vec::new(),
         }
     }
@@ -113,17 +112,18 @@ impl Session {
         self.sampler = sampler;
     }
 
-    /// Enables speculative decoding with at most `most` draft tokens. The model verifies them in
-    /// one run and keeps those that it would choose itself. Such a run may sum in another order
-    /// than single-token steps, so near-ties may be resolved differently. The model must be loaded
-    /// with [`LoadOptions::drafts`](super::LoadOptions::drafts); otherwise drafts have no effect.
+    /// Enables speculative decoding with at most `most` draft tokens ([`Speculation`]). The model
+    /// verifies them in one run and keeps those that it would choose itself. Such a run may sum in
+    /// another order than single-token steps, so near-ties may be resolved differently. The model
+    /// must be loaded with [`LoadOptions::drafts`](super::LoadOptions::drafts); otherwise drafts
+    /// have no effect.
     pub fn set_draft(&mut self, draft: Box<dyn Draft>, most: usize) {
-        self.replace_draft(Some((draft, most)));
+        self.speculate(Some(Speculation::adaptive(draft, most)));
     }
 
-    /// Sets the draft, or none.
-    pub(super) fn replace_draft(&mut self, draft: Option<(Box<dyn Draft>, usize)>) {
-        self.draft = draft;
+    /// Sets the draft with its length, or none.
+    pub(super) fn speculate(&mut self, speculation: Option<Speculation>) {
+        self.speculation = speculation;
     }
 
     /// Tokenizer, chat template and end tokens.
@@ -147,19 +147,19 @@ impl Session {
         self.model.truncate(0);
     }
 
-    /// A session with the same tokens in its cache, a greedy sampler and no draft. An error of kind
-    /// [`ErrorKind::Unsupported`] unless the model shares its cache with others, as those of
-    /// [`Batcher::session`](super::Batcher::session) do.
+    /// A session with the same tokens in its cache, a greedy sampler and no draft. Only sessions of
+    /// a [`Batcher`](super::Batcher) that runs sequences together can be forked; others return an
+    /// error of kind [`ErrorKind::Unsupported`].
     pub fn fork(&self) -> Result<Self> {
         let model = self.model.fork().ok_or_else(|| {
-            let what = "this model cannot fork a session; use one of a batcher";
+            let what = "cannot fork this session; use a session of a `Batcher`";
             Error::other(Stage::Run, what).of_kind(ErrorKind::Unsupported)
         })?;
         Ok(Self {
             model,
             codec: self.codec.clone(),
             sampler: Sampler::default(),
-            draft: None,
+            speculation: None,
             cached: self.cached.clone(),
         })
     }
@@ -203,8 +203,8 @@ impl Session {
         let new = prompt.get(reused..).unwrap_or_default();
         let generator = Generator::new(self.model.as_mut(), &mut self.sampler, new, decoding)?;
         let mut generator = generator.after(&self.cached)?;
-        if let Some((draft, most)) = &mut self.draft {
-            generator = generator.drafting(draft.as_mut(), *most);
+        if let Some(speculation) = &mut self.speculation {
+            generator = generator.speculating(speculation);
         }
         Ok(Answer {
             generator,

@@ -7,23 +7,30 @@ use crate::llm::folder::ModelFolder;
 use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows};
 use crate::llm::{
     Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Sampler, Session,
+    Speculation,
 };
 use crate::note::Note;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-/// A text to generate.
+/// How often a ticket checks for cancellation.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Settings of a request.
 #[derive(Default)]
 pub struct Request {
-    /// When the text ends, and what its pieces contain.
+    /// When the text ends, and what its pieces contain. Progress is not reported.
     pub options: GenerateOptions,
     /// Chooses tokens.
     pub sampler: Sampler,
-    /// For speculative decoding; with the maximum length of a draft in tokens.
+    /// For speculative decoding: the draft, and its maximum length in tokens, whatever
+    /// [`LoadOptions::drafts`] says.
     pub draft: Option<(Box<dyn Draft>, usize)>,
     /// Requests with larger priorities run first; 0 by default.
     pub priority: i32,
@@ -36,7 +43,7 @@ struct Job {
     events: Sender<Event>,
 }
 
-/// What a ticket is told.
+/// A message to a ticket.
 enum Event {
     Piece(Piece, Metrics),
     Failed(Error),
@@ -72,7 +79,7 @@ impl Queue {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next request; `None` after the end.
+    /// Waits for a request; `None` if closed.
     fn next(&self) -> Option<(Place, Job)> {
         let mut requests = self.lock();
         loop {
@@ -91,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Cancels all requests. There will be no others.
+    /// Cancels all requests and closes the queue.
     fn close(&self) {
         let mut requests = self.lock();
         requests.closed = true;
@@ -107,12 +114,16 @@ impl Queue {
 pub(super) enum Sessions {
     /// All at the same time.
     Batch(Steps),
-    /// In turns, by one session of a model.
-    Turns(Box<Model>, Box<Mutex<Session>>),
+    /// One after another, in one session. With `reproducible`, it is emptied in between.
+    Turns {
+        model: Box<Model>,
+        session: Box<Mutex<Session>>,
+        reproducible: bool,
+    },
 }
 
 impl Sessions {
-    /// A session of its own.
+    /// Opens a session.
     fn open(&self, codec: &Arc<Codec>, priority: i32) -> Result<Session> {
         match self {
             Self::Batch(steps) => {
@@ -120,14 +131,14 @@ impl Sessions {
                 sequence.set_priority(priority);
                 Ok(Session::new(Box::new(sequence), codec.clone()))
             }
-            Self::Turns(model, _) => model.session(),
+            Self::Turns { model, .. } => model.session(),
         }
     }
 }
 
 /// Answers many requests at the same time: their tokens share runs of the model, and their common
 /// prefixes share memory. A model that cannot do this answers them one after another, and
-/// [`Batcher::notes`] say so. It may be used from any thread. Dropping it cancels all requests.
+/// [`Batcher::notes`] says so. It may be used from any thread. Dropping it cancels all requests.
 pub struct Batcher {
     queue: Arc<Queue>,
     codec: Arc<Codec>,
@@ -161,13 +172,13 @@ impl Batcher {
                 let model = Model::with_codec(&folder, codec.clone(), options, &mut |_| {})?;
                 let mut notes = model.notes().to_vec();
                 notes.push(Note::OneSequence { why: e.chain() });
-                let session = Mutex::new(model.session()?);
-                Self::start(
-                    Sessions::Turns(Box::new(model), Box::new(session)),
-                    codec,
-                    1,
-                    notes,
-                )
+                let session = Box::new(Mutex::new(model.session()?));
+                let sessions = Sessions::Turns {
+                    model: Box::new(model),
+                    session,
+                    reproducible: batch.reproducible,
+                };
+                Self::start(sessions, codec, 1, notes)
             }
             Err(e) => Err(e),
         }
@@ -181,7 +192,9 @@ impl Batcher {
     ) -> Result<Self> {
         let context = match &sessions {
             Sessions::Batch(steps) => steps.sequence().context(),
-            Sessions::Turns(_, session) => session.lock().unwrap_or_else(PoisonError::into_inner).context(),
+            Sessions::Turns { session, .. } => {
+                session.lock().unwrap_or_else(PoisonError::into_inner).context()
+            }
         };
         let mut batcher = Self {
             queue: Arc::default(),
@@ -200,7 +213,9 @@ impl Batcher {
             let thread = std::thread::Builder::new().name("tlite-request".to_owned());
             let thread = thread.spawn(move || {
                 while let Some((place, job)) = queue.next() {
-                    job.run(&sessions, &codec);
+                    // A draft or a callback may panic. The ticket then finds its channel closed.
+                    let run = AssertUnwindSafe(|| job.run(&sessions, &codec));
+                    let _reported = std::panic::catch_unwind(run);
                     queue.lock().running.remove(&place);
                 }
             });
@@ -225,14 +240,15 @@ impl Batcher {
         self.context
     }
 
-    /// A session, for example for a conversation, whose runs requests share. It may outlive the
-    /// batcher. Returns the errors of [`Model::session`] if sequences run one after another.
+    /// A session, for example for a conversation. It shares runs with requests and may outlive the
+    /// batcher. Returns the errors of [`Model::session`] if requests run one after another.
     pub fn session(&self) -> Result<Session> {
         self.sessions.open(&self.codec, 0)
     }
 
-    /// Queues a request for what follows `prompt`. Returns the errors of
-    /// [`Session::generate`](crate::llm::Session::generate).
+    /// Queues a request for what follows `prompt`. Returns the errors of [`Codec::encode`], and a
+    /// usage error for a prompt longer than the context. The ticket returns all other errors, and
+    /// keeps pieces until they are read, so limit their number ([`GenerateOptions::max_tokens`]).
     pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
         let options = &mut request.options;
         options.cancel = options.cancel.child();
@@ -280,7 +296,7 @@ impl Drop for Batcher {
 }
 
 impl Job {
-    /// Generates; a ticket that was dropped has cancelled it.
+    /// Generates the text and sends it to the ticket.
     fn run(self, sessions: &Sessions, codec: &Arc<Codec>) {
         let Self {
             prompt,
@@ -291,19 +307,27 @@ impl Job {
             Sessions::Batch(_) => sessions
                 .open(codec, request.priority)
                 .and_then(|mut session| generate(&mut session, &prompt, request, &events)),
-            Sessions::Turns(_, session) => {
+            Sessions::Turns {
+                session,
+                reproducible,
+                ..
+            } => {
                 let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+                if *reproducible {
+                    session.clear();
+                }
                 generate(&mut session, &prompt, request, &events)
             }
         };
-        // Whoever dropped the ticket wants no more of it.
+        // The ticket may have been dropped.
         let _ = events.send(result.map_or_else(Event::Failed, Event::End));
     }
 }
 
 fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Sender<Event>) -> Result<End> {
     session.set_sampler(request.sampler);
-    session.replace_draft(request.draft);
+    let draft = request.draft;
+    session.speculate(draft.map(|(draft, most)| Speculation::adaptive(draft, most)));
     let mut answer = session.generate(prompt, &request.options)?;
     while let Some(piece) = answer.next().transpose()? {
         if events.send(Event::Piece(piece, answer.metrics())).is_err() {
@@ -317,8 +341,8 @@ fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Se
     })
 }
 
-/// A request in progress: an iterator over the pieces of its text, which waits for each. Dropping
-/// it cancels the request.
+/// A request in progress: an iterator over the pieces of its text; `next` blocks until one is
+/// ready. Dropping it cancels the request.
 pub struct Ticket {
     queue: Arc<Queue>,
     place: Place,
@@ -369,7 +393,15 @@ impl Iterator for Ticket {
         if self.ended {
             return None;
         }
-        match self.events.recv() {
+        let event = loop {
+            match self.events.recv_timeout(LOOK) {
+                // A request that waits does not look at its flag.
+                Err(RecvTimeoutError::Timeout) if self.cancel.is_cancelled() => self.cancel(),
+                Err(RecvTimeoutError::Timeout) => {}
+                event => break event,
+            }
+        };
+        match event {
             Ok(Event::Piece(piece, metrics)) => {
                 self.end.metrics = metrics;
                 return Some(Ok(piece));
@@ -385,7 +417,7 @@ impl Iterator for Ticket {
             }
             Err(_) => {
                 self.ended = true;
-                let e = Error::internal(Stage::Run, "the thread of a request has ended");
+                let e = Error::internal(Stage::Run, "the thread of a request panicked");
                 return Some(Err(e));
             }
         }

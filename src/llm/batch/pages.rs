@@ -3,7 +3,7 @@
 use crate::graph::op::paged_attention::PAGE;
 use std::collections::HashMap;
 
-/// Counts who uses each page.
+/// Users of each page.
 #[derive(Debug)]
 pub(super) struct Pages {
     uses: Vec<u32>,
@@ -20,21 +20,21 @@ impl Pages {
         }
     }
 
-    /// A page that nothing used.
+    /// Takes an unused page.
     pub fn take(&mut self) -> Option<u32> {
         let page = self.free.pop()?;
         self.share(page);
         Some(page)
     }
 
-    /// Adds a use.
+    /// Adds a user.
     pub fn share(&mut self, page: u32) {
         if let Some(uses) = self.entry(page) {
             *uses += 1;
         }
     }
 
-    /// Ends a use.
+    /// Removes a user.
     pub fn release(&mut self, page: u32) {
         if let Some(uses) = self.entry(page).filter(|n| **n > 0) {
             *uses -= 1;
@@ -92,7 +92,7 @@ struct Prefix {
     used: u64,
 }
 
-/// The texts whose keys and values lie in pages: a tree with a page at each edge. Pages that no
+/// A prefix tree of the texts whose keys and values are cached; each edge is a page. Pages that no
 /// sequence uses stay until [`Prefixes::forget_one`].
 #[derive(Debug)]
 pub(super) struct Prefixes {
@@ -118,7 +118,7 @@ impl Prefixes {
         Some(Key { before, tokens })
     }
 
-    /// The text that continues `before` by `tokens`, a whole page, and that page.
+    /// The text `before` plus `tokens`, a whole page, and the page of `tokens`.
     pub fn find(&mut self, before: PrefixId, tokens: &[u32]) -> Option<(PrefixId, u32)> {
         self.clock += 1;
         let prefix = self.known.get_mut(&Self::key(before, tokens)?)?;
@@ -126,15 +126,19 @@ impl Prefixes {
         Some((prefix.id, prefix.page))
     }
 
-    /// The page that continues `before` by the most of `tokens`, and how many these are.
-    pub fn find_part(&self, before: PrefixId, tokens: &[u32]) -> Option<(usize, u32)> {
+    /// Length of the longest common prefix of `tokens` and a page after `before`; that page.
+    pub fn find_part(&mut self, before: PrefixId, tokens: &[u32]) -> Option<(usize, u32)> {
         let common = |key: &Key| key.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let next = self.known.iter().filter(|(key, _)| key.before == before);
-        let (count, page) = next.map(|(key, p)| (common(key), p.page)).max()?;
-        (count > 0).then_some((count, page))
+        self.clock += 1;
+        let next = self.known.iter_mut().filter(|(key, _)| key.before == before);
+        let (count, prefix) = next
+            .map(|(key, p)| (common(key), p))
+            .max_by_key(|(n, p)| (*n, p.page))?;
+        prefix.used = self.clock;
+        (count > 0).then_some((count, prefix.page))
     }
 
-    /// Adds the text that continues `before` by `tokens`, a whole page, and returns it with its
+    /// Adds the text `before` plus `tokens`, a whole page, and returns it with its
     /// page: `page`, or an earlier one with the same text.
     pub fn add(
         &mut self,
@@ -169,8 +173,8 @@ impl Prefixes {
         self.known.values().filter(|p| pages.uses(p.page) == 1).count()
     }
 
-    /// Forgets the text that was not used for the longest time, if no sequence uses its page and no
-    /// longer text is known. Returns false if there is none.
+    /// Forgets the least recently used text among those whose page no sequence uses and that no
+    /// known text continues. Returns false if there is none.
     pub fn forget_one(&mut self, pages: &mut Pages) -> bool {
         let unused = |p: &&Prefix| p.longer == 0 && pages.uses(p.page) == 1;
         let oldest = self.known.values().filter(unused).min_by_key(|p| p.used);

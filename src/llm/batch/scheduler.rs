@@ -1,12 +1,11 @@
 //! Decides which rows a step runs, and which sequences keep their pages.
 //!
-//! Sequences that wait for few tokens go first: they decode. Prompts share the rest of the rows, in
-//! the order of their arrival. If pages run out, texts that no sequence uses are forgotten, then
-//! idle sequences give their pages back, then the latest ones; their tokens are known, and are fed
-//! again once there is room.
+//! Sequences with few tokens left to feed go first: they decode. Prompts share the other rows, by
+//! priority and then by arrival. If pages run out, the scheduler evicts texts that are not in use,
+//! then idle sequences, then the latest ones. Evicted tokens are fed again once there is room.
 
 use super::pages::{Pages, Prefixes};
-use super::sequence::{Answer, Sequence, Wanted};
+use super::sequence::{JobResult, Sequence, Wanted};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::engine::BatchConfig;
@@ -19,6 +18,9 @@ pub(super) type SequenceId = usize;
 
 /// Rows with which every prompt makes progress: see [`Sequence::chunk`].
 const ENOUGH: usize = 3 * CUT;
+/// A sequence without a job for so many plans is idle. A caller that takes longer, or has nothing
+/// to ask, loses its pages first.
+const LATE: u64 = 8;
 
 /// The rows of a sequence in a step.
 #[derive(Clone, Debug)]
@@ -30,8 +32,8 @@ pub(super) struct Part {
     pub tokens: Range<usize>,
     /// In [`Step::pages`].
     pub pages: Range<usize>,
-    /// How many of the last tokens return something.
-    pub rows: usize,
+    /// How many of the last tokens have results.
+    pub outputs: usize,
     pub wanted: Wanted,
     pub alone: bool,
 }
@@ -46,8 +48,8 @@ pub(super) struct Step {
     pub copies: Vec<[u32; 2]>,
     /// Rows of prompts.
     prompt: usize,
-    /// Rows that return something.
-    rows: usize,
+    /// Rows with results.
+    pub outputs: usize,
 }
 
 impl Step {
@@ -56,14 +58,13 @@ impl Step {
         self.tokens.clear();
         self.pages.clear();
         self.copies.clear();
-        (self.prompt, self.rows) = (0, 0);
+        (self.prompt, self.outputs) = (0, 0);
     }
 }
 
-/// What a model returned for the rows of a step: IDs for all rows that return something, logits for
-/// those that want them.
+/// Results of a step: IDs for all rows with results, logits for those that want them.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct StepOutput {
     pub ids: Vec<u32>,
     pub logits: Vec<f32>,
 }
@@ -73,15 +74,24 @@ pub(super) struct Found {
 struct Pace {
     /// Seconds of a step without prompts.
     decode: Option<f64>,
-    /// Rows of prompts that make a step about twice as long.
+    /// Rows of prompts that make a step `LONGER` times as long.
     rows: f64,
+    /// Steps with prompts since `decode` was measured.
+    mixed: usize,
 }
 
 impl Pace {
-    /// How much longer a step with prompts may be than one without.
+    /// Time of a step with prompts, over one without.
     const LONGER: f64 = 1.8;
+    /// Prompts miss a step after so many that they shared, so that `decode` stays up to date.
+    const CHECK: usize = 16;
 
-    /// Rows of prompts for a step with others.
+    /// Whether a step that decodes may have rows of prompts.
+    fn takes_prompts(&self) -> bool {
+        self.decode.is_some() && self.mixed < Self::CHECK
+    }
+
+    /// Rows of prompts in a step that decodes.
     fn prompt_rows(&self, most: usize) -> usize {
         #[expect(
             clippy::cast_possible_truncation,
@@ -96,11 +106,16 @@ impl Pace {
         let time = time.as_secs_f64();
         match self.decode {
             _ if step.prompt == 0 => {
-                self.decode = Some(self.decode.map_or(time, |old| 0.8 * old + 0.2 * time));
+                // The number of sequences may have changed meanwhile.
+                let old = self.decode.filter(|_| self.mixed == 0);
+                self.decode = Some(old.map_or(time, |old| 0.8 * old + 0.2 * time));
+                self.mixed = 0;
             }
-            Some(decode) if step.tokens.len() > step.prompt && time > decode => {
-                // The rows of others cost about half as much beside prompts.
-                let share = (Self::LONGER - 0.5) * decode / (time - 0.5 * decode);
+            Some(decode) if step.tokens.len() > step.prompt => {
+                self.mixed += 1;
+                // Rows that decode cost about half in a step with prompts.
+                let more = (time - 0.5 * decode).max(0.1 * decode);
+                let share = (Self::LONGER - 0.5) * decode / more;
                 let fit = step.prompt as f64 * share.clamp(0.25, 2.0);
                 self.rows = 0.7 * self.rows + 0.3 * fit;
             }
@@ -120,6 +135,8 @@ pub(super) struct Scheduler {
     known: Prefixes,
     pace: Pace,
     clock: u64,
+    /// Number of plans.
+    plans: u64,
     /// Sequences with jobs, in order.
     order: Vec<SequenceId>,
 }
@@ -136,8 +153,10 @@ impl Scheduler {
             pace: Pace {
                 decode: None,
                 rows: PAGE as f64,
+                mixed: 0,
             },
             clock: 0,
+            plans: 0,
             order: Vec::new(),
         }
     }
@@ -165,13 +184,13 @@ impl Scheduler {
         self.add(Sequence::opened())
     }
 
-    /// A new sequence with the tokens of another, which is in no step.
+    /// Copies a sequence that is not in a step.
     pub fn fork(&mut self, id: SequenceId) -> SequenceId {
         let fork = self.sequences[id].fork(&mut self.pages);
         self.add(fork)
     }
 
-    /// Ends a sequence that is in no step.
+    /// Ends one that is not in a step.
     pub fn close(&mut self, id: SequenceId) {
         let mut sequence = std::mem::take(&mut self.sequences[id]);
         if sequence.open {
@@ -195,15 +214,15 @@ impl Scheduler {
         self.sequences[id].tokens.len()
     }
 
-    /// Truncates a sequence that waits for nothing.
+    /// Truncates a sequence without a job.
     pub fn truncate(&mut self, id: SequenceId, len: usize) {
         let sequence = &mut self.sequences[id];
         sequence.expected &= len > 0;
         sequence.truncate(len, self.reproducible, &mut self.pages);
     }
 
-    /// Queues tokens of a sequence that waits for nothing; the last `rows` return something.
-    pub fn queue(&mut self, id: SequenceId, tokens: &[u32], rows: usize, wanted: Wanted) {
+    /// Queues tokens of a sequence without a job; the last `outputs` have results.
+    pub fn queue(&mut self, id: SequenceId, tokens: &[u32], outputs: usize, wanted: Wanted) {
         let now = self.now();
         let reproducible = self.reproducible;
         let sequence = &mut self.sequences[id];
@@ -211,10 +230,10 @@ impl Scheduler {
         if first == 0 {
             sequence.since = now;
         }
-        // Tokens of a draft that return something as well are computed like those of decoding.
-        let alone = tokens.len() == 1 || (reproducible && rows > 1);
-        sequence.extend(tokens, alone);
-        sequence.start(first, rows, wanted);
+        // Draft tokens with results are computed like decoded tokens.
+        let alone = reproducible && (tokens.len() == 1 || outputs > 1);
+        sequence.extend(tokens, alone, reproducible);
+        sequence.start(first, outputs, wanted);
     }
 
     /// Ends the job of a sequence. Returns false if it is in a step; the job ends with it then.
@@ -229,12 +248,12 @@ impl Scheduler {
     }
 
     /// The answer to the last job, if it is complete.
-    pub fn answer(&mut self, id: SequenceId) -> Option<&mut Answer> {
+    pub fn answer(&mut self, id: SequenceId) -> Option<&mut JobResult> {
         let sequence = &mut self.sequences[id];
         std::mem::take(&mut sequence.answered).then_some(&mut sequence.answer)
     }
 
-    /// True if a sequence waits for rows.
+    /// True if any sequence has a job.
     pub fn has_jobs(&self) -> bool {
         self.sequences.iter().any(|s| s.job.is_some())
     }
@@ -249,7 +268,7 @@ impl Scheduler {
         self.sequences.iter().any(|s| s.expected)
     }
 
-    /// Waits for no sequence any more.
+    /// Stops expecting jobs.
     pub fn expect_none(&mut self) {
         self.sequences.iter_mut().for_each(|s| s.expected = false);
     }
@@ -270,7 +289,7 @@ impl Scheduler {
     /// Plans the next step. It is empty only if there are no jobs.
     pub fn plan(&mut self, step: &mut Step) {
         step.clear();
-        let now = self.now();
+        self.plans += 1;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend((0..self.sequences.len()).filter(|id| self.sequences[*id].job.is_some()));
@@ -282,7 +301,7 @@ impl Scheduler {
         }
         // A later reservation may have taken the pages of a sequence.
         order.retain(|id| self.sequences[*id].ready);
-        let decodes = |s: &Sequence| s.left() <= CUT;
+        let decodes = |s: &Sequence| s.left() <= CUT.max(s.job.map_or(0, |job| job.outputs));
         let any_prompt = order.iter().any(|id| !decodes(&self.sequences[*id]));
         let kept = if any_prompt { PAGE } else { 0 };
         let mut room = self.config.rows.saturating_sub(kept);
@@ -294,22 +313,25 @@ impl Scheduler {
         let decoding = order.partition_point(|id| decodes(&self.sequences[*id]));
         let (decoding, prompts) = order.split_at(decoding);
         for &id in decoding {
-            room -= self.take_rows(id, room, now, step);
+            room = room.saturating_sub(self.take_rows(id, room, step));
         }
         room += kept;
         if !step.parts.is_empty() {
-            room = self.pace.prompt_rows(room);
+            room = match self.pace.takes_prompts() {
+                true => self.pace.prompt_rows(room),
+                false => 0,
+            };
         }
         for &id in prompts {
             if !self.is_computed(id, step) {
-                let rows = self.take_rows(id, room, now, step);
+                let rows = self.take_rows(id, room, step);
                 (room, step.prompt) = (room.saturating_sub(rows), step.prompt + rows);
             }
         }
         self.order = order;
     }
 
-    /// True if a step computes the next page of a sequence for another one.
+    /// True if `step` computes this next page for another sequence.
     fn is_computed(&self, id: SequenceId, step: &Step) -> bool {
         let Some((before, text)) = self.sequences[id].next_text() else {
             return false;
@@ -320,23 +342,28 @@ impl Scheduler {
         })
     }
 
-    /// Adds the next at most `room` rows of a sequence to a step; returns their number.
-    fn take_rows(&mut self, id: SequenceId, room: usize, now: u64, step: &mut Step) -> usize {
+    /// Adds the next rows of a sequence to a step: at most `room`, or [`ENOUGH`] if `room` is at
+    /// least [`CUT`] but no chunk fits. Returns their number.
+    fn take_rows(&mut self, id: SequenceId, room: usize, step: &mut Step) -> usize {
         let sequence = &mut self.sequences[id];
         let most = self.config.rows - step.tokens.len();
         let mut chunk = sequence.chunk(room.min(most));
         if chunk.count == 0 && room >= CUT && most >= ENOUGH {
             chunk = sequence.chunk(ENOUGH);
         }
-        let (start, end) = (sequence.cached, sequence.cached + chunk.count);
-        let tokens = sequence.tokens.get(start..end).unwrap_or_default();
-        let pages = sequence.pages.get(..end.div_ceil(PAGE)).unwrap_or_default();
-        let rows = sequence.rows_of(start, end);
-        let fits = step.rows + rows <= self.config.logits;
-        if tokens.is_empty() || pages.is_empty() || !fits {
+        let start = sequence.cached;
+        let outputs = sequence.outputs_of(start, start + chunk.count);
+        let excess = (step.outputs + outputs).saturating_sub(self.config.logits);
+        if excess > 0 && excess >= outputs {
             return 0;
         }
-        step.rows += rows;
+        let (outputs, end) = (outputs - excess, start + chunk.count - excess);
+        let tokens = sequence.tokens.get(start..end).unwrap_or_default();
+        let pages = sequence.pages.get(..end.div_ceil(PAGE)).unwrap_or_default();
+        if tokens.is_empty() || pages.is_empty() {
+            return 0;
+        }
+        step.outputs += outputs;
         let first = [step.tokens.len(), step.pages.len()];
         step.tokens.extend_from_slice(tokens);
         step.pages.extend_from_slice(pages);
@@ -345,16 +372,16 @@ impl Scheduler {
             start,
             tokens: first[0]..step.tokens.len(),
             pages: first[1]..step.pages.len(),
-            rows,
+            outputs,
             wanted: sequence.job.map_or(Wanted::MostLikely, |j| j.wanted),
             alone: chunk.alone,
         });
-        (sequence.in_step, sequence.served) = (true, now);
-        chunk.count
+        (sequence.in_step, sequence.served) = (true, self.plans);
+        end - start
     }
 
-    /// Gives a sequence pages for its next rows. Returns false if it must wait for some. `full`
-    /// says that an earlier sequence waits to start, and becomes true if this one does.
+    /// Reserves pages for the next rows of a sequence. Returns false if it must wait. `full` is
+    /// true if an earlier sequence waits to start, and is set if this one does.
     fn reserve(&mut self, id: SequenceId, full: &mut bool, step: &mut Step) -> bool {
         let starts = self.sequences[id].pages.is_empty();
         if starts && *full {
@@ -406,7 +433,7 @@ impl Scheduler {
         if count < CUT {
             return;
         }
-        // It must not be forgotten for the copy.
+        // Keeps it while a page is freed.
         self.pages.share(page);
         if self.pages.free() > 0 || self.known.forget_one(&mut self.pages) {
             let own = self.pages.take();
@@ -426,32 +453,53 @@ impl Scheduler {
     }
 
     /// True if a sequence can start: there are pages for all its tokens, and one for each sequence
-    /// that goes on. Takes pages of idle sequences, and of those with lower priority.
+    /// that goes on. Takes pages of idle sequences, and of those with lower priority, if that is
+    /// enough.
     fn has_room(&mut self, id: SequenceId) -> bool {
-        loop {
-            let own = &self.sequences[id];
-            let needed = own.tokens.len().div_ceil(PAGE).saturating_sub(own.pages.len());
-            let goes_on =
-                |(other, s): (SequenceId, &Sequence)| other != id && s.job.is_some() && !s.pages.is_empty();
-            let others = self.sequences.iter().enumerate().filter(|o| goes_on(*o)).count();
-            let free = self.pages.free() + self.known.unused(&self.pages);
-            let priority = own.priority;
-            if others == 0 || free >= needed + others {
-                return true;
-            }
-            let victim = self.idle().or_else(|| {
-                let last = self.last_after(id)?;
+        let own = &self.sequences[id];
+        let (priority, tokens) = (own.priority, own.tokens.len());
+        let needed = tokens.div_ceil(PAGE).saturating_sub(own.pages.len());
+        let mut free = self.pages.free() + self.known.unused(&self.pages);
+        let (mut victims, mut others) = (Vec::new(), self.others(id, &[]));
+        while !others.is_empty() && free < needed + others.len() {
+            let lower = || {
+                let last = self.last_after(id, &victims)?;
                 (self.sequences[last].priority < priority).then_some(last)
-            });
+            };
+            // Without a job to wait for, this one is the next to run.
+            let runs = others.iter().any(|other| self.sequences[*other].job.is_some());
+            let recent = || self.without_job(id, &victims, 0).filter(|_| !runs);
+            let victim = self
+                .without_job(id, &victims, LATE)
+                .or_else(lower)
+                .or_else(recent);
             let Some(victim) = victim else {
                 return false;
             };
-            self.preempt(victim);
+            let pages = self.sequences[victim].pages.iter().zip(0..);
+            let known = self.sequences[victim].known.len();
+            let only_own = |(page, at): &(&u32, usize)| self.pages.uses(**page) <= 1 + u32::from(*at < known);
+            free += pages.filter(only_own).count();
+            victims.push(victim);
+            others = self.others(id, &victims);
         }
+        victims.into_iter().for_each(|victim| self.preempt(victim));
+        true
+    }
+
+    /// The sequences with pages, other than `id` and `victims`, that have a job or had one lately.
+    fn others(&self, id: SequenceId, victims: &[SequenceId]) -> Vec<SequenceId> {
+        let all = self.sequences.iter().enumerate();
+        let lately = |s: &Sequence| s.job.is_some() || s.served + LATE > self.plans;
+        let goes_on = all.filter(|(other, s)| *other != id && !s.pages.is_empty() && lately(s));
+        goes_on
+            .map(|(other, _)| other)
+            .filter(|other| !victims.contains(other))
+            .collect()
     }
 
     /// A page for a sequence: a free one, or one of a text that no sequence uses, or of an idle
-    /// sequence, or of a later one.
+    /// sequence, or of a later one, or of one whose next job is expected.
     fn page_for(&mut self, id: SequenceId) -> Option<u32> {
         loop {
             if let Some(page) = self.pages.take() {
@@ -460,23 +508,27 @@ impl Scheduler {
             if self.known.forget_one(&mut self.pages) {
                 continue;
             }
-            let victim = self.idle().or_else(|| self.last_after(id))?;
+            let victim = (self.without_job(id, &[], LATE))
+                .or_else(|| self.last_after(id, &[]))
+                .or_else(|| self.without_job(id, &[], 0))?;
             self.preempt(victim);
         }
     }
 
-    /// The sequence with pages that was idle for the longest time.
-    fn idle(&self) -> Option<SequenceId> {
-        let idle = |s: &Sequence| s.job.is_none() && !s.expected && !s.pages.is_empty();
-        let all = self.sequences.iter().enumerate().filter(|(_, s)| idle(s));
-        all.min_by_key(|(_, s)| s.served).map(|(id, _)| id)
+    /// The sequence with pages, other than `id` and `victims`, that has had no job for the longest
+    /// time, and for at least `plans` plans.
+    fn without_job(&self, id: SequenceId, victims: &[SequenceId], plans: u64) -> Option<SequenceId> {
+        let idle = |s: &Sequence| s.job.is_none() && s.served + plans <= self.plans && !s.pages.is_empty();
+        let all = self.sequences.iter().enumerate();
+        let all = all.filter(|(other, s)| *other != id && idle(s) && !victims.contains(other));
+        all.min_by_key(|(_, s)| s.served).map(|(other, _)| other)
     }
 
-    /// The last sequence with pages that comes after `id`.
-    fn last_after(&self, id: SequenceId) -> Option<SequenceId> {
+    /// The last sequence with pages, other than `victims`, that comes after `id`.
+    fn last_after(&self, id: SequenceId, victims: &[SequenceId]) -> Option<SequenceId> {
         let own = self.rank(id);
         let all = (0..self.sequences.len()).filter(|other| !self.sequences[*other].pages.is_empty());
-        all.filter(|other| self.rank(*other) > own)
+        all.filter(|other| self.rank(*other) > own && !victims.contains(other))
             .max_by_key(|other| self.rank(*other))
     }
 
@@ -490,7 +542,7 @@ impl Scheduler {
     pub fn finish(
         &mut self,
         step: &Step,
-        found: &Found,
+        found: &StepOutput,
         vocab: usize,
         time: Duration,
         answered: &mut dyn FnMut(SequenceId),
@@ -502,7 +554,7 @@ impl Scheduler {
             sequence.in_step = false;
             sequence.cached = part.start + part.tokens.len();
             sequence.publish(&mut self.pages, &mut self.known, self.reproducible);
-            let rows = id_row..id_row + part.rows;
+            let rows = id_row..id_row + part.outputs;
             id_row = rows.end;
             match part.wanted {
                 Wanted::MostLikely => {
@@ -510,7 +562,7 @@ impl Scheduler {
                     sequence.answer.ids.extend_from_slice(ids);
                 }
                 Wanted::Logits => {
-                    let end = logits_row + part.rows * vocab;
+                    let end = logits_row + part.outputs * vocab;
                     let logits = found.logits.get(logits_row..end).unwrap_or_default();
                     logits_row = end;
                     sequence.answer.logits.extend_from_slice(logits);
@@ -528,16 +580,20 @@ impl Scheduler {
         }
     }
 
-    /// Ends the jobs of a step that failed, each with an error. What the cache holds is unknown
-    /// then, so all sequences will be fed again.
+    /// Ends the jobs of a failed step, each with an error. The contents of the cache are then
+    /// unknown, so all sequences are fed again.
     pub fn fail(&mut self, step: &Step, error: &Error, answered: &mut dyn FnMut(SequenceId)) {
-        for part in &step.parts {
-            let sequence = &mut self.sequences[part.sequence];
+        // An empty step is an internal error; nobody must wait for another.
+        let all = step.parts.is_empty();
+        for (id, sequence) in self.sequences.iter_mut().enumerate() {
+            if !(sequence.in_step || all && sequence.job.is_some()) {
+                continue;
+            }
             sequence.in_step = false;
             sequence.drop_job(self.reproducible, &mut self.pages);
             sequence.answer.error = Some(copy_of(error));
             sequence.answered = true;
-            answered(part.sequence);
+            answered(id);
         }
         self.known.clear(&mut self.pages);
         for sequence in &mut self.sequences {

@@ -17,20 +17,20 @@ pub(super) enum Wanted {
 pub(super) struct Job {
     /// Number of tokens before them.
     pub first: usize,
-    /// How many of the last tokens return something.
-    pub rows: usize,
+    /// How many of the last tokens have results.
+    pub outputs: usize,
     pub wanted: Wanted,
 }
 
 /// What a job returned.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct JobResult {
     pub ids: Vec<u32>,
     pub logits: Vec<f32>,
     pub error: Option<Error>,
 }
 
-impl Answer {
+impl JobResult {
     fn clear(&mut self) {
         self.ids.clear();
         self.logits.clear();
@@ -55,11 +55,11 @@ pub(super) struct Chunk {
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     pub open: bool,
-    /// Sequences with larger ones go first.
+    /// Larger values go first.
     pub priority: i32,
     /// When its first token arrived.
     pub since: u64,
-    /// The last step with rows of it.
+    /// When a step last ran it.
     pub served: u64,
     /// All tokens. Those that are not in the cache are fed by a job, or again if pages were taken.
     pub tokens: Vec<u32>,
@@ -67,19 +67,19 @@ pub(super) struct Sequence {
     pub cached: usize,
     /// Pages for the tokens in the cache, and maybe some of the next ones.
     pub pages: Vec<u32>,
-    /// Its first texts of whole pages that are known.
+    /// Its known prefixes of whole pages.
     pub known: Vec<PrefixId>,
     pub job: Option<Job>,
-    /// Ready to run in the step that is planned.
+    /// Ready for the step being planned.
     pub ready: bool,
     pub in_step: bool,
     /// The job is to end with the step that it is in.
     pub cancelled: bool,
-    /// The answer of the last job waits to be taken.
+    /// The answer to the last job is ready.
     pub answered: bool,
     /// Its next job is expected soon.
     pub expected: bool,
-    pub answer: Answer,
+    pub answer: JobResult,
     segments: Vec<Segment>,
 }
 
@@ -92,18 +92,19 @@ impl Sequence {
         }
     }
 
-    /// Adds tokens, each computed alone if `alone`.
-    pub fn extend(&mut self, tokens: &[u32], alone: bool) {
+    /// Adds tokens, each computed alone if `alone`. With `exact`, tokens that were fed together are
+    /// fed together again, and no others with them.
+    pub fn extend(&mut self, tokens: &[u32], alone: bool, exact: bool) {
         self.tokens.extend_from_slice(tokens);
         let end = self.tokens.len();
         match self.segments.last_mut() {
-            Some(last) if last.alone && alone => last.end = end,
+            Some(last) if last.alone == alone && (alone || !exact) => last.end = end,
             _ => self.segments.push(Segment { end, alone }),
         }
     }
 
-    /// Keeps the first `len` tokens. With `exact`, those that would be computed in another way if
-    /// they were fed again leave the cache.
+    /// Keeps the first `len` tokens. With `exact`, removes those from the cache that would be
+    /// computed differently if fed again.
     pub fn truncate(&mut self, len: usize, exact: bool, pages: &mut Pages) {
         if len >= self.tokens.len() {
             return;
@@ -131,14 +132,14 @@ impl Sequence {
         self.known.truncate(self.cached / PAGE);
     }
 
-    /// Gives the page that the next row would write back. Its tokens will be fed again.
+    /// Releases the page that the next row would write. Its tokens are fed again.
     pub fn reopen(&mut self, pages: &mut Pages) {
         let whole = self.cached / PAGE;
         self.cached = whole * PAGE;
         self.keep_pages(whole, pages);
     }
 
-    /// Gives all pages back. Its tokens will be fed again.
+    /// Releases all pages. All tokens are fed again.
     pub fn evict(&mut self, pages: &mut Pages) {
         self.cached = 0;
         self.keep_pages(0, pages);
@@ -148,13 +149,17 @@ impl Sequence {
     }
 
     /// Starts a job over the tokens after the first `first`.
-    pub fn start(&mut self, first: usize, rows: usize, wanted: Wanted) {
-        self.job = Some(Job { first, rows, wanted });
+    pub fn start(&mut self, first: usize, outputs: usize, wanted: Wanted) {
+        self.job = Some(Job {
+            first,
+            outputs,
+            wanted,
+        });
         (self.answered, self.expected, self.cancelled) = (false, false, false);
         self.answer.clear();
     }
 
-    /// Ends the job without an answer. Tokens of it that are not in the cache are dropped.
+    /// Ends the job without an answer and drops its tokens that are not cached.
     pub fn drop_job(&mut self, exact: bool, pages: &mut Pages) {
         if let Some(job) = self.job.take() {
             let known = self.cached.max(job.first);
@@ -167,10 +172,10 @@ impl Sequence {
         self.tokens.len() - self.cached
     }
 
-    /// How many of the rows of a span that ends after `end` tokens return something.
-    pub fn rows_of(&self, start: usize, end: usize) -> usize {
-        let rows = self.job.map_or(0, |j| j.rows);
-        let first = self.tokens.len().saturating_sub(rows);
+    /// How many of the tokens `start..end` have results.
+    pub fn outputs_of(&self, start: usize, end: usize) -> usize {
+        let outputs = self.job.map_or(0, |j| j.outputs);
+        let first = self.tokens.len().saturating_sub(outputs);
         end.saturating_sub(first.max(start))
     }
 
@@ -182,9 +187,9 @@ impl Sequence {
         })
     }
 
-    /// The next at most `most` tokens. Where tokens are computed together, chunks end such that
-    /// results do not depend on where: at multiples of [`CUT`], with at least as many rows on
-    /// either side in the same page. The count is 0 if there is no such chunk.
+    /// Up to `most` of the next tokens. Chunks of tokens computed together end where this does not
+    /// change results: after a page, or at a multiple of [`CUT`] with at least that many rows of
+    /// the page on either side. The count is 0 if there is no such chunk.
     pub fn chunk(&self, most: usize) -> Chunk {
         let Segment { end, alone } = self.segment();
         let left = end - self.cached;
@@ -219,8 +224,8 @@ impl Sequence {
             .unwrap_or_default()
     }
 
-    /// The known text before the next token, and the tokens of the next page, if the former ends a
-    /// page.
+    /// The known text before the next token and the tokens of the next page, if that token starts
+    /// the page.
     pub fn next_text(&self) -> Option<(PrefixId, &[u32])> {
         let at_page = self.cached == self.known.len() * PAGE;
         let text = self.text(self.known.len());
@@ -234,7 +239,7 @@ impl Sequence {
     /// Uses pages of known texts instead of computing the next ones. With `plain`, only those that
     /// it would compute to the same bits.
     pub fn adopt(&mut self, pages: &mut Pages, known: &mut Prefixes, plain: bool) {
-        let rows = self.job.map_or(1, |j| j.rows.max(1));
+        let rows = self.job.map_or(1, |j| j.outputs.max(1));
         while self.cached + PAGE + rows <= self.tokens.len() && self.cached == self.known.len() * PAGE {
             let next = self.known.len();
             if plain && !self.is_plain(next) {
@@ -252,9 +257,9 @@ impl Sequence {
     }
 
     /// How many of the next `count` tokens, which start a page, may come from a page of another
-    /// text; with `plain`, only as many as it may compute by themselves.
+    /// text; with `plain`, only as many as form a valid chunk.
     pub fn adoptable(&self, count: usize, plain: bool) -> usize {
-        let rows = self.job.map_or(1, |j| j.rows.max(1));
+        let rows = self.job.map_or(1, |j| j.outputs.max(1));
         let most = count.min(self.left().saturating_sub(rows));
         if !plain {
             return most;
@@ -266,8 +271,8 @@ impl Sequence {
         if first && !alone { most } else { 0 }
     }
 
-    /// The text of the next page, as far as it is known, and the text before, if all pages so far
-    /// are full and known, and none is reserved.
+    /// The text before the next page and the tokens of that page so far, if all earlier pages are
+    /// full and known, and none is reserved.
     pub fn next_part(&self) -> Option<(PrefixId, &[u32])> {
         let full = self.cached == self.known.len() * PAGE && self.pages.len() == self.known.len();
         let end = (self.cached + PAGE).min(self.tokens.len());
@@ -325,7 +330,7 @@ mod tests {
     fn fed(lengths: &[(usize, bool)]) -> Sequence {
         let mut sequence = Sequence::default();
         for (count, alone) in lengths {
-            sequence.extend(&vec![1; *count], *alone);
+            sequence.extend(&vec![1; *count], *alone, true);
         }
         sequence
     }
@@ -377,7 +382,7 @@ mod tests {
             }
         );
         sequence.truncate(11, true, &mut pages);
-        sequence.extend(&[1], true);
+        sequence.extend(&[1], true, true);
         sequence.cached = 0;
         assert_eq!(
             sequence.chunk(64),
@@ -395,7 +400,7 @@ mod tests {
             }
         );
         sequence.truncate(0, true, &mut pages);
-        sequence.extend(&[1, 2], false);
+        sequence.extend(&[1, 2], false, true);
         assert_eq!(
             sequence.chunk(64),
             Chunk {

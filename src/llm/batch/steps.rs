@@ -1,7 +1,7 @@
 //! The thread that runs the steps of many sequences, and the [`LanguageModel`] of each.
 
-use super::scheduler::{Found, Scheduler, SequenceId, Step};
-use super::sequence::{Answer, Wanted};
+use super::scheduler::{Scheduler, SequenceId, Step, StepOutput};
+use super::sequence::{JobResult, Wanted};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::LanguageModel;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a sequence that waits looks whether it was cancelled.
+/// How often a waiting sequence checks for cancellation.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What the thread and the sequences share.
@@ -22,7 +22,7 @@ struct State {
     answered: Instant,
     /// How long sequences usually take to queue their next job.
     pause: Duration,
-    /// For each sequence, what it waits for.
+    /// Wakes each sequence, by ID.
     turns: Vec<Arc<Condvar>>,
     /// No sequence can be opened any more.
     closing: bool,
@@ -33,18 +33,18 @@ struct State {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// There may be something to do for the thread.
+    /// Wakes the thread.
     work: Condvar,
 }
 
 impl Shared {
-    /// A panic while the state is locked is a bug of its own, which has been reported.
+    /// Ignores poisoning: the panic behind it has been reported.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Runs steps of many sequences on a thread of its own, which ends with the last sequence.
+/// Runs steps of many sequences on a thread, which ends after this and all sequences.
 #[derive(Debug)]
 pub struct Steps {
     shared: Arc<Shared>,
@@ -60,7 +60,7 @@ impl Steps {
         let (vocab, config) = (model.vocab(), model.config());
         let least = config.context.div_ceil(PAGE);
         if config.rows < 2 * PAGE || config.pages < least || config.logits == 0 {
-            let what = format!("steps need 128 rows, {least} pages and logits: {config:?}");
+            let what = format!("steps need 128 rows, {least} pages and logits, found {config:?}");
             return Err(Error::internal(Stage::Run, what));
         }
         let shared = Arc::new(Shared {
@@ -79,7 +79,7 @@ impl Steps {
             model: Box::new(model),
             quota,
             step: Step::default(),
-            found: Found::default(),
+            found: StepOutput::default(),
         };
         let thread = std::thread::Builder::new()
             .name("tlite-steps".to_owned())
@@ -99,7 +99,7 @@ impl Steps {
         BatchSequence::new(&self.shared, id, 0, self.vocab, self.config)
     }
 
-    /// Pages that sequences use, and pages of texts that are only kept for later ones.
+    /// Pages that sequences use, and pages kept only for later sequences.
     pub fn used_pages(&self) -> [usize; 2] {
         self.shared.lock().scheduler.used_pages()
     }
@@ -114,7 +114,7 @@ impl Drop for Steps {
         self.shared.work.notify_all();
         // With open sequences, the thread ends after the last of them.
         if let Some(thread) = self.thread.take().filter(|_| wait) {
-            // A panic of the thread has been reported to those who waited for it.
+            // Waiting sequences have reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -125,11 +125,11 @@ struct Worker {
     model: Box<dyn RowModel>,
     quota: Option<Quota>,
     step: Step,
-    found: Found,
+    found: StepOutput,
 }
 
 impl Drop for Worker {
-    /// Those who wait must not wait forever, even after a panic.
+    /// Wakes all waiting sequences, even after a panic.
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.ended = true;
@@ -195,7 +195,7 @@ impl Worker {
         found.ids.clear();
         found.logits.clear();
         if step.parts.is_empty() {
-            return Err(Error::internal(Stage::Run, "jobs, but no rows to run"));
+            return Err(Error::internal(Stage::Run, "jobs wait, but the plan has no rows"));
         }
         model.copy_pages(&step.copies)?;
         let spans: Vec<Span<'_>> = step
@@ -205,30 +205,44 @@ impl Worker {
                 tokens: step.tokens.get(part.tokens.clone()).unwrap_or_default(),
                 start: part.start,
                 pages: step.pages.get(part.pages.clone()).unwrap_or_default(),
-                logits: part.rows,
+                logits: part.outputs,
                 alone: part.alone,
             })
             .collect();
         model.step(&spans)?;
-        let wants = |wanted: Wanted| step.parts.iter().any(|p| p.rows > 0 && p.wanted == wanted);
+        let wants = |wanted: Wanted| step.parts.iter().any(|p| p.outputs > 0 && p.wanted == wanted);
         if wants(Wanted::MostLikely) {
             found.ids = model.most_likely()?;
-        }
-        let mut first = 0;
-        for part in &step.parts {
-            if part.rows > 0 && part.wanted == Wanted::Logits {
-                model.logits(first, part.rows, &mut found.logits)?;
+            if found.ids.is_empty() {
+                return Err(Error::internal(Stage::Run, "a step without tokens"));
             }
-            first += part.rows;
+        }
+        let (mut first, mut logits) = (0, 0);
+        for part in &step.parts {
+            if part.outputs > 0 && part.wanted == Wanted::Logits {
+                model.logits(first, part.outputs, &mut found.logits)?;
+            }
+            first += part.outputs;
+            logits += if part.wanted == Wanted::Logits {
+                part.outputs
+            } else {
+                0
+            };
+        }
+        let wrong = |what: String| Err(Error::internal(Stage::Run, what));
+        if !found.ids.is_empty() && found.ids.len() != step.outputs {
+            return wrong(format!("{} tokens for {} rows", found.ids.len(), step.outputs));
+        }
+        if found.logits.len() != logits * model.vocab() {
+            return wrong(format!("{} logits for {logits} rows", found.logits.len()));
         }
         Ok(())
     }
 }
 
-/// A sequence of a batch. Its calls wait until steps, which it shares with other sequences, have
-/// run its tokens. If the calls of its thread are cancelled
-/// ([`DecodeOptions::cancel`](crate::llm::DecodeOptions::cancel)), the wait ends after the current
-/// step.
+/// A sequence of a batch. Its calls block until steps, which it shares with other sequences, have
+/// run its tokens. If a call is cancelled
+/// ([`DecodeOptions::cancel`](crate::llm::DecodeOptions::cancel)), it ends after the current step.
 #[derive(Debug)]
 pub struct BatchSequence {
     shared: Arc<Shared>,
@@ -268,23 +282,22 @@ impl BatchSequence {
         self.shared.lock().scheduler.set_priority(self.id, priority);
     }
 
-    /// Queues tokens, of which the last `rows` return something. [`BatchSequence::wait`] must
-    /// follow.
-    fn queue(&mut self, tokens: &[u32], rows: usize, wanted: Wanted) -> Result<()> {
+    /// Queues tokens; the last `outputs` have results. [`BatchSequence::wait`] must follow.
+    fn queue(&mut self, tokens: &[u32], outputs: usize, wanted: Wanted) -> Result<()> {
         check_room(self.len, tokens.len(), self.config.context)?;
         check_tokens(tokens, self.vocab)?;
         let mut state = self.shared.lock();
         if state.scheduler.expects(self.id) {
             state.pause = (state.pause * 7 + state.answered.elapsed()) / 8;
         }
-        state.scheduler.queue(self.id, tokens, rows, wanted);
+        state.scheduler.queue(self.id, tokens, outputs, wanted);
         drop(state);
         self.shared.work.notify_all();
         Ok(())
     }
 
     /// Waits for the answer to what was queued, and passes it to `take`.
-    fn wait<T>(&mut self, take: impl FnOnce(&mut Answer) -> T) -> Result<T> {
+    fn wait<T>(&mut self, take: impl FnOnce(&mut JobResult) -> T) -> Result<T> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         let mut limit = None;
@@ -317,9 +330,13 @@ impl BatchSequence {
         result
     }
 
-    fn all(&mut self, tokens: &[u32]) -> Result<()> {
+    fn check_rows(&self, tokens: &[u32]) -> Result<()> {
         if tokens.len() > self.most_rows() {
-            let what = format!("{} rows of logits, of at most {}", tokens.len(), self.most_rows());
+            let what = format!(
+                "{} rows of logits; at most {} fit",
+                tokens.len(),
+                self.most_rows()
+            );
             return Err(Error::internal(Stage::Run, what));
         }
         Ok(())
@@ -329,7 +346,7 @@ impl BatchSequence {
 impl Drop for BatchSequence {
     fn drop(&mut self) {
         self.shared.lock().scheduler.close(self.id);
-        // The thread may wait for it, or end after it.
+        // The thread may wait for this.
         self.shared.work.notify_all();
     }
 }
@@ -358,7 +375,7 @@ impl LanguageModel for BatchSequence {
     }
 
     fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.all(tokens)?;
+        self.check_rows(tokens)?;
         self.queue(tokens, tokens.len(), Wanted::Logits)?;
         self.wait(|answer| std::mem::take(&mut answer.logits))
     }
@@ -374,7 +391,7 @@ impl LanguageModel for BatchSequence {
     }
 
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
-        self.all(tokens)?;
+        self.check_rows(tokens)?;
         self.queue(tokens, tokens.len(), Wanted::MostLikely)?;
         self.wait(|answer| std::mem::take(&mut answer.ids))
     }

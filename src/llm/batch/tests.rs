@@ -9,6 +9,9 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::engine::{BatchConfig, RowModel, Span};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 const VOCAB: u32 = 11;
 
@@ -32,7 +35,9 @@ struct FakeRows {
     results: Vec<u32>,
     /// Steps until one fails.
     fails_in: Option<usize>,
-    steps: usize,
+    steps: Arc<AtomicUsize>,
+    /// Time of a step.
+    time: Duration,
 }
 
 impl FakeRows {
@@ -43,7 +48,8 @@ impl FakeRows {
             exact,
             results: Vec::new(),
             fails_in: None,
-            steps: 0,
+            steps: Arc::default(),
+            time: Duration::ZERO,
         }
     }
 
@@ -62,7 +68,8 @@ impl RowModel for FakeRows {
     }
 
     fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
-        self.steps += 1;
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(self.time);
         if self.fails_in == Some(0) {
             self.fails_in = None;
             self.cache.fill(None);
@@ -118,17 +125,18 @@ impl RowModel for FakeRows {
     }
 }
 
+const CONFIG: BatchConfig = BatchConfig {
+    pages: 6,
+    context: 256,
+    rows: 128,
+    logits: 64,
+};
+
 /// Steps over a model that fails in step `fails_in`, if any.
 fn steps(fails_in: Option<usize>) -> Steps {
-    let config = BatchConfig {
-        pages: 6,
-        context: 256,
-        rows: 128,
-        logits: 64,
-    };
     let model = FakeRows {
         fails_in,
-        ..FakeRows::new(config, true)
+        ..FakeRows::new(CONFIG, true)
     };
     Steps::start(model, true, None).unwrap()
 }

@@ -65,7 +65,7 @@ pub trait RowModel: Send {
     /// Appends `rows` rows of logits of the last step, from row `first` on.
     fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()>;
 
-    /// The IDs of the largest logits of each row of the last step.
+    /// The ID of the largest logit of each row of the last step.
     fn most_likely(&mut self) -> Result<Vec<u32>>;
 
     /// Copies pages of the cache in order, each from the first to the second.
@@ -123,19 +123,19 @@ impl Tables {
         Ok(all)
     }
 
-    /// Checks that rows exist and have places of their own in a cache of `pages` pages.
+    /// Checks the tables against `config`, and that no two rows share a place in the cache.
     fn check(&self, config: &BatchConfig) -> Result<()> {
         let wrong = |what: String| Err(Error::internal(Stage::Run, what));
         if self.tokens.is_empty() || self.tokens.len() > config.rows {
             return wrong(format!(
-                "a step of {} rows, of 1 to {}",
+                "a step of {} rows, expected 1 to {}",
                 self.tokens.len(),
                 config.rows
             ));
         }
         if self.chosen.len() > config.logits {
             let (found, most) = (self.chosen.len(), config.logits);
-            return wrong(format!("{found} rows with logits, of at most {most}"));
+            return wrong(format!("{found} rows with logits; at most {most} fit"));
         }
         if let Some(page) = self.pages.iter().find(|p| **p >= signed(config.pages)) {
             return wrong(format!("page {page} of a cache of {}", config.pages));
@@ -240,7 +240,7 @@ pub struct BatchModel {
     decoder: Arc<Decoder>,
     executor: Executor,
     config: BatchConfig,
-    /// For each plan the most rows, ascending.
+    /// Maximum rows of each plan, ascending.
     most: Vec<usize>,
     /// The plan of the last step, and its number of rows with logits.
     ran: Option<(usize, usize)>,
@@ -331,15 +331,6 @@ impl BatchModel {
         self.ran
             .ok_or_else(|| Error::internal(Stage::Run, "logits before a step"))
     }
-
-    /// Copies a page of all states through the host.
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<()> {
-        let states = self.executor.plan(0).map_or(0, |p| p.states.len());
-        for state in 0..states {
-            self.executor.copy_state(state, from, to, signed(PAGE))?;
-        }
-        Ok(())
-    }
 }
 
 impl RowModel for BatchModel {
@@ -389,15 +380,12 @@ impl RowModel for BatchModel {
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {
-        for [from, to] in pages {
-            self.copy_page(*from, *to)?;
-        }
-        Ok(())
+        self.executor.copy_parts(pages, signed(PAGE))
     }
 }
 
 /// The error for a decoder whose rows cannot be those of several sequences.
 pub(super) fn refused(why: &str) -> Error {
-    let what = format!("several sequences need a form that this model does not have: {why}");
+    let what = format!("this model cannot run several sequences at once: {why}");
     Error::other(Stage::Pass, what).of_kind(ErrorKind::Unsupported)
 }

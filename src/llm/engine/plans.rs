@@ -19,8 +19,9 @@ pub(super) enum RunKind {
     ShortDecode { past: i64 },
     /// Two to this many tokens; of several, the shortest serves.
     ShortPrefill { tokens: Reverse<usize> },
-    /// Two to this many tokens with all their logits: one and its draft.
-    Verify { tokens: usize },
+    /// Two to this many tokens with all their logits: one and its draft. Of several, the shortest
+    /// serves.
+    Verify { tokens: Reverse<usize> },
 }
 
 impl RunKind {
@@ -32,7 +33,9 @@ impl RunKind {
             Self::ShortPrefill {
                 tokens: Reverse(most),
             } => (2..=most).contains(&tokens),
-            Self::Verify { tokens: most } => wanted != Logits::Last && (2..=most).contains(&tokens),
+            Self::Verify {
+                tokens: Reverse(most),
+            } => wanted != Logits::Last && (2..=most).contains(&tokens),
         }
     }
 
@@ -80,8 +83,10 @@ impl Decoder {
         if self.keeps_cache {
             kinds.push(RunKind::Decode);
             if self.rows.is_some() && lengths.verify_tokens > 1 {
-                let tokens = lengths.verify_tokens.min(lengths.context);
-                kinds.push(RunKind::Verify { tokens });
+                let most = lengths.verify_tokens.min(lengths.context);
+                let short = lengths.short_prefill.into_iter();
+                let short = short.filter(|n| (2..most).contains(n)).chain([most]);
+                kinds.extend(short.map(|n| RunKind::Verify { tokens: Reverse(n) }));
             }
             let keys = Breakpoints::on(caps).keys.min(last_past(lengths));
             kinds.push(RunKind::ShortDecode { past: keys - 1 });
@@ -149,7 +154,7 @@ impl Decoder {
         match kind {
             RunKind::Prefill => options.bounds = self.sizes(lengths.chunk, context),
             RunKind::ShortPrefill { tokens } => options.bounds = self.sizes(tokens.0, context),
-            RunKind::Verify { tokens } => options.bounds = self.bindings(kind, tokens, context),
+            RunKind::Verify { tokens } => options.bounds = self.bindings(kind, tokens.0, context),
             RunKind::Decode | RunKind::ShortDecode { .. } => {
                 options.fixed.set(&self.sequence, 1);
                 options.padding = Some(Padding {

@@ -88,7 +88,7 @@ impl DeviceModel {
                 RunKind::Prefill => (first, 0),
                 RunKind::ShortPrefill { tokens } => (first.min(tokens.0), 0),
                 RunKind::Decode | RunKind::ShortDecode { .. } => (1, past),
-                RunKind::Verify { .. } => (rows, past),
+                RunKind::Verify { tokens } => (rows.min(tokens.0), past),
             };
             let bindings = self.decoder.bindings(kind, count, past);
             let wanted = self.executor.plan(plan).map(|p| observer.wants(p));

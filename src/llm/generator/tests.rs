@@ -1,8 +1,8 @@
 //! Generation with models that have no weights.
 
 use super::*;
-use crate::llm::SamplerConfig;
 use crate::llm::testing::FakeModel;
+use crate::llm::{Draft, SamplerConfig};
 use crate::testing::{assert_carries, assert_error, assert_usage};
 
 fn greedy() -> Sampler {
@@ -219,13 +219,14 @@ fn drafts_change_runs_and_not_tokens() {
                 Box::new(crate::llm::NgramDraft::default()),
                 Box::new(crate::llm::ModelDraft::new(Box::new(looping(1000)))),
             ];
-            for mut draft in drafts {
+            for draft in drafts {
+                let mut draft = Speculation::fixed(draft, 8);
                 let mut sampler = Sampler::new(config.clone()).unwrap();
                 let mut model = Rows(looping(context), Vec::new());
                 let mut generator =
                     Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(max, &[eos]))
                         .unwrap()
-                        .drafting(draft.as_mut(), 8);
+                        .speculating(&mut draft);
                 let found: Vec<Token> = generator.by_ref().map(|t| t.unwrap()).collect();
                 assert_eq!((&found, generator.finish()), (&wanted, end));
                 let metrics = generator.metrics();
@@ -247,11 +248,12 @@ fn drafts_change_runs_and_not_tokens() {
 #[test]
 fn a_right_guess_takes_one_run() {
     let mut model = Rows(counting(100), Vec::new());
-    let mut draft = crate::llm::ModelDraft::new(Box::new(counting(100)));
+    let draft = crate::llm::ModelDraft::new(Box::new(counting(100)));
+    let mut draft = Speculation::fixed(Box::new(draft), 4);
     let mut sampler = greedy();
     let mut generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(11, &[]))
         .unwrap()
-        .drafting(&mut draft, 4);
+        .speculating(&mut draft);
     let ids: Vec<u32> = generator.by_ref().map(|t| t.unwrap().id).collect();
     assert_eq!(ids, (4..15).collect::<Vec<u32>>());
     let metrics = generator.metrics();
@@ -344,9 +346,9 @@ fn what_a_window_forgot_is_fed_again() {
         let (wanted, ..) = run(&mut plain, &[1, 2, 3], options(40, &[]));
         let mut model = looping(100);
         model.reach = Some(reach);
-        let (mut draft, mut sampler) = (Flaky(0), greedy());
+        let (mut draft, mut sampler) = (Speculation::fixed(Box::new(Flaky(0)), 6), greedy());
         let generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(40, &[])).unwrap();
-        let found = generator.drafting(&mut draft, 6).map(|t| t.unwrap().id);
+        let found = generator.speculating(&mut draft).map(|t| t.unwrap().id);
         assert_eq!(found.collect::<Vec<_>>(), wanted, "reach {reach}");
     }
 }

@@ -13,9 +13,9 @@ use crate::num;
 use crate::placement::Opened;
 use crate::quota::Quota;
 
-/// Least number of rows of a step.
+/// Minimum of [`BatchConfig::rows`].
 const LEAST_ROWS: usize = 2 * PAGE;
-/// Least number of rows of a step that may have logits.
+/// Minimum of [`BatchConfig::logits`].
 const LEAST_LOGITS: usize = 64;
 
 /// How many sequences a model runs, and how.
@@ -23,11 +23,11 @@ const LEAST_LOGITS: usize = 64;
 pub struct BatchOptions {
     /// Maximum number of texts that are generated at the same time, at least 1.
     pub sequences: usize,
-    /// Tokens that the cache holds for all sequences together; at least those of a context. `None`
-    /// selects as many as all sequences can have, but at most half of the memory that the model
+    /// Size of the cache in tokens, for all sequences together; at least the context length. `None`
+    /// selects `sequences` times the context length, limited to half of the memory that the model
     /// leaves.
     pub tokens: Option<usize>,
-    /// Each sequence gets exactly the tokens that it gets alone, whatever runs beside it. Backend
+    /// Each sequence gets exactly the tokens that it gets alone, whatever else runs. Backend
     /// `cpu` only.
     pub reproducible: bool,
 }
@@ -138,14 +138,14 @@ fn config(
         device => device.saturating_sub(memory.weights.saturating_add(memory.activations)),
     };
     let page = (memory.cache / least.max(1) as u64).max(1);
-    // No more than page numbers can tell apart.
+    // Rows of the cache have 32-bit numbers.
     let fit = (free / page).min(num::wide(i32::MAX.unsigned_abs() as usize / PAGE));
     let fit: usize = num::exact(fit, "pages").map_err(|e| Error::internal(Stage::Plan, e))?;
     let too_large = |name: &str, pages: usize| {
         let needed = size_text(page.saturating_mul(pages as u64));
         let what = format!(
             "{} tokens need {needed}, but the model leaves {}; at most {} tokens fit",
-            pages * PAGE,
+            pages.saturating_mul(PAGE),
             size_text(free),
             fit * PAGE
         );
@@ -156,7 +156,8 @@ fn config(
     }
     config.pages = match batch.tokens.map(|t| t.div_ceil(PAGE)) {
         Some(pages) if pages < least => {
-            let what = format!("{} tokens are fewer than the context of {context}", pages * PAGE);
+            let tokens = batch.tokens.unwrap_or(0);
+            let what = format!("{tokens} tokens are less than the context, {context}");
             return Err(Error::usage("tokens", what));
         }
         Some(pages) if pages > fit => return too_large("tokens", pages),

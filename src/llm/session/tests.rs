@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::ErrorKind;
 use crate::llm::testing::{FakeModel, Lent, byte_codec};
-use crate::llm::{Message, NgramDraft};
+use crate::llm::{Message, NgramDraft, Speculation};
 use crate::testing::{assert_carries, assert_usage};
 
 /// A session with the model, whose tokens are bytes, 256 `<start>` and 257 `<end>`.
@@ -112,7 +112,8 @@ fn stop_strings_end_an_answer_wherever_tokens_are_cut() {
 #[test]
 fn what_was_drafted_beyond_the_end_is_no_harm() {
     let mut f = fake(saying("abc abc abc abc.", 3));
-    f.session.set_draft(Box::new(NgramDraft::default()), 4);
+    let draft = Speculation::fixed(Box::new(NgramDraft::default()), 4);
+    f.session.speculate(Some(draft));
     let mut texts = Vec::new();
     for reused in [0, 2] {
         let mut answer = f

@@ -15,7 +15,7 @@ use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Logits, 
 use transformer_lite::unstable::llm::sampler::arg_max;
 use transformer_lite::unstable::llm::{
     DecodeOptions, Draft, Generator, LanguageModel, ModelDraft, NgramDraft, Sampler, SamplerConfig,
-    prompt_cache,
+    Speculation, prompt_cache,
 };
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
@@ -190,8 +190,7 @@ fn the_most_likely_token(device: Option<&Device>) -> Outcome {
 
 fn generated(
     model: &mut dyn LanguageModel,
-    draft: Option<&mut dyn Draft>,
-    most: usize,
+    draft: Option<&mut Speculation>,
 ) -> Result<(Vec<u32>, usize), String> {
     model.truncate(0);
     let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
@@ -201,7 +200,7 @@ fn generated(
     };
     let mut generator = Generator::new(model, &mut sampler, &tokens(9), options).text()?;
     if let Some(draft) = draft {
-        generator = generator.drafting(draft, most);
+        generator = generator.speculating(draft);
     }
     let ids = generator.by_ref().map(|t| t.map(|t| t.id));
     let ids = ids.collect::<Result<_, _>>().text()?;
@@ -214,18 +213,17 @@ fn drafts_change_nothing(device: Option<&Device>) -> Outcome {
     let (_other_dir, other) = tlite_testing::tiny_model("qwen2", Traits::default());
     for greedy in [true, false] {
         let mut plain = loaded(&model, device, Logits::Last, greedy)?;
-        let (wanted, _) = generated(plain.as_mut(), None, 0)?;
-        let mut model_itself = ModelDraft::new(loaded(&model, None, Logits::Last, false)?);
-        let mut stranger = ModelDraft::new(loaded(&other, None, Logits::Last, false)?);
-        let mut ngrams = NgramDraft::default();
-        let drafts: [(&str, &mut dyn Draft, usize); 3] = [
-            ("the model itself", &mut model_itself, 20),
-            ("another model", &mut stranger, 0),
-            ("n-grams", &mut ngrams, 0),
+        let (wanted, _) = generated(plain.as_mut(), None)?;
+        let model_itself = ModelDraft::new(loaded(&model, None, Logits::Last, false)?);
+        let stranger = ModelDraft::new(loaded(&other, None, Logits::Last, false)?);
+        let drafts: [(&str, Box<dyn Draft>, usize); 3] = [
+            ("the model itself", Box::new(model_itself), 20),
+            ("another model", Box::new(stranger), 0),
+            ("n-grams", Box::new(NgramDraft::default()), 0),
         ];
         let mut tail = loaded(&model, device, Logits::Tail, greedy)?;
         for (name, draft, least) in drafts {
-            let (found, accepted) = generated(tail.as_mut(), Some(draft), 8)?;
+            let (found, accepted) = generated(tail.as_mut(), Some(&mut Speculation::fixed(draft, 8)))?;
             if found != wanted {
                 return Err(format!("drafts of {name}: {found:?}, without {wanted:?}"));
             }

@@ -1,29 +1,21 @@
 //! Streaming of a model's answers, and their options other than sampling.
 
-use super::fields::{in_file_of, option_of};
-use super::load::load;
-use super::options::{ExecOptions, check_writable, from_zero, read_text, whole};
-use super::output::{count, detail, is_verbose, put};
+use super::draft::DraftOptions;
+use super::fields::in_file_of;
+use super::options::{ExecOptions, check_writable, from_zero, read_text};
+use super::output::{count, is_verbose, put};
 use super::sampling::some_text;
-use clap::ValueEnum;
 use indicatif::ProgressBar;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::count_text;
-use transformer_lite::unstable::llm::load::{Loading, MAX_DRAFTS, Purpose, Used};
+use transformer_lite::unstable::llm::load::{Loading, Used};
 use transformer_lite::unstable::llm::{
-    Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
-    NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
+    Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
+    Session, StopStrings,
 };
-
-/// How tokens are drafted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DraftKind {
-    /// Propose the tokens that followed the same text earlier in the context
-    Ngram,
-}
 
 /// Options of every command that answers.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,45 +48,14 @@ pub struct AnswerOptions {
     /// Load the KV cache from FILE if it exists and save it on exit; chat messages are not saved
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub prompt_cache: Option<PathBuf>,
-    /// Speculative decoding with this kind of draft
-    ///
-    /// The model verifies the drafted tokens in one run and keeps those it would choose itself. If
-    /// two tokens are almost equally likely, the choice may differ from decoding without a draft.
-    #[arg(
-        long,
-        value_enum,
-        value_name = "KIND",
-        conflicts_with = "draft_model",
-        hide_short_help = true
-    )]
-    pub draft: Option<DraftKind>,
-    /// Speculative decoding with the draft model in DIR, which must have the same tokenizer
-    #[arg(long, value_name = "DIR", hide_short_help = true)]
-    pub draft_model: Option<PathBuf>,
-    /// Maximum number of tokens per draft, from 1 to 64 [default: 8]
-    #[arg(long, value_name = "N", value_parser = draft_tokens, hide_short_help = true)]
-    pub draft_tokens: Option<usize>,
+    #[command(flatten)]
+    drafts: DraftOptions,
 }
-
-fn draft_tokens(text: &str) -> Result<usize, String> {
-    whole(text, 1, MAX_DRAFTS)
-}
-
-/// Default number of tokens per draft.
-const DRAFT_TOKENS: usize = 8;
 
 impl AnswerOptions {
     /// Maximum number of tokens of an answer.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens.unwrap_or(usize::MAX)
-    }
-
-    /// Maximum number of tokens per draft; 0 without a draft.
-    fn drafts(&self) -> usize {
-        match self.draft.is_some() || self.draft_model.is_some() {
-            true => self.draft_tokens.unwrap_or(DRAFT_TOKENS),
-            false => 0,
-        }
     }
 
     /// `sampler` with the grammar or schema. A usage error for a file that has neither.
@@ -120,16 +81,10 @@ impl AnswerOptions {
         StopStrings::new(self.stop.clone())
     }
 
-    /// Usage errors that need no model: a draft model that is not a model folder, `--draft-tokens`
-    /// without a draft, a prompt cache that cannot be written.
+    /// Usage errors that need no model: those of [`DraftOptions::check`], a prompt cache that
+    /// cannot be written.
     pub fn check(&self) -> Result<()> {
-        if self.draft_tokens.is_some() && self.drafts() == 0 {
-            let what = "has no effect without --draft or --draft-model";
-            return Err(Error::usage("--draft-tokens", what));
-        }
-        if let Some(dir) = &self.draft_model {
-            ModelFolder::holding("--draft-model", dir, &["tokenizer.json", "model.onnx"])?;
-        }
+        self.drafts.check()?;
         match &self.prompt_cache {
             Some(path) => check_writable("--prompt-cache", path),
             None => Ok(()),
@@ -139,41 +94,10 @@ impl AnswerOptions {
     /// Load options for tokens that `sampler` chooses.
     pub fn load_options(&self, exec: &ExecOptions, sampler: &Sampler) -> LoadOptions {
         LoadOptions {
-            drafts: self.drafts(),
+            drafts: self.drafts.most(),
             greedy: sampler.is_greedy(),
             ..exec.load_options()
         }
-    }
-
-    /// The draft, if one is asked for. `on_progress` and errors are those of [`load_draft_model`].
-    fn load_draft(
-        &self,
-        exec: &ExecOptions,
-        tokenizer: &Tokenizer,
-        on_progress: &mut dyn FnMut(Loading<'_>),
-    ) -> Result<Option<Box<dyn Draft>>> {
-        if let Some(dir) = &self.draft_model {
-            let draft = load_draft_model(dir, exec, tokenizer, &mut |step| match step {
-                Loading::Memory(memory) => {
-                    detail(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
-                }
-                step => on_progress(step),
-            });
-            return match draft {
-                Ok(draft) => Ok(Some(Box::new(draft))),
-                Err(Error::Usage { name, what, kind }) => {
-                    let what = format!("{}: {}: {what}", dir.display(), option_of(&name));
-                    Err(Error::usage("--draft-model", what).of_kind(kind))
-                }
-                Err(e) => {
-                    let (kind, what) = (e.kind(), format!("--draft-model {}", dir.display()));
-                    Err(Error::caused(Stage::Run, what, e).of_kind(kind))
-                }
-            };
-        }
-        Ok(self
-            .draft
-            .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
     /// A session of `model` with these options, whose tokens `sampler` chooses. `on_progress` is
@@ -185,11 +109,11 @@ impl AnswerOptions {
         exec: &ExecOptions,
         on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Session> {
-        let draft = self.load_draft(exec, model.codec().tokenizer(), on_progress)?;
+        let draft = self.drafts.load(exec, model.codec().tokenizer(), on_progress)?;
         let mut session = model.session()?;
         session.set_sampler(sampler);
         if let Some(draft) = draft {
-            session.set_draft(draft, self.drafts());
+            session.set_draft(draft, self.drafts.most());
         }
         if let Some(path) = &self.prompt_cache {
             session
@@ -206,33 +130,6 @@ impl AnswerOptions {
             None => Ok(()),
         }
     }
-}
-
-/// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the
-/// command, limited to what the draft model supports. `on_progress` is called as by [`load`]. A
-/// usage error for a model with other tokens, and errors of loading.
-fn load_draft_model(
-    dir: &Path,
-    exec: &ExecOptions,
-    tokenizer: &Tokenizer,
-    on_progress: &mut dyn FnMut(Loading<'_>),
-) -> Result<ModelDraft> {
-    if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
-        let what = "the vocabulary differs from the model's; a draft model needs the same tokenizer";
-        return Err(Error::usage("tokenizer.json", what));
-    }
-    let folder = ModelFolder::open(dir)?;
-    let options = exec.load_options();
-    let most = folder.config.max_position_embeddings;
-    let options = LoadOptions {
-        context: options
-            .context
-            .map(|asked| most.map_or(asked, |most| asked.min(most))),
-        greedy: true,
-        ..options
-    };
-    let loaded = load(&folder, &options, Purpose::Generation, on_progress)?;
-    Ok(ModelDraft::new(loaded.model()?))
 }
 
 #[derive(Debug, PartialEq)]

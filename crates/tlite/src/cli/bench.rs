@@ -2,9 +2,11 @@
 
 mod measure;
 mod parallel;
+mod speculation;
 
+use super::draft::DraftOptions;
 use super::interrupt::Interrupt;
-use super::load::{LoadedModel, load_model, print_notes};
+use super::load::{LoadedModel, load_model, print_notes, waiting};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table, text_output};
 use super::random::RandomOptions;
@@ -13,18 +15,21 @@ use measure::{Line, Test, bench, compare};
 use parallel::{Lengths, ParallelLine};
 use schemars::JsonSchema;
 use serde::Serialize;
+use speculation::DraftLine;
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
-use transformer_lite::unstable::llm::{Cancel, ModelFolder, Steps};
+use transformer_lite::unstable::llm::{Cancel, Codec, ModelFolder, Speculation, Steps};
 use transformer_lite::unstable::probe::store;
 
 const PREFILL: [usize; 2] = [128, 512];
 /// Default number of prompt tokens and of decoded tokens with `--parallel`.
 const PARALLEL: usize = 128;
+/// Default number of decoded tokens of each answer with a draft.
+const ANSWER: usize = 256;
 /// Default numbers of tokens to decode.
 const DECODE: [usize; 1] = [64];
 
@@ -32,7 +37,7 @@ const EXAMPLES: &str = "\
 Examples:
   tlite bench MODEL --prefill 512 --decode 128 --depth 0,1024
   tlite bench MODEL --parallel 1,8,32
-  tlite bench --random smollm2-135m --json";
+  tlite bench MODEL --draft ngram --repeat 2";
 
 const COLUMNS: &str = "\
 Columns:
@@ -46,8 +51,13 @@ Columns:
 Columns with --parallel:
   pp tokens/s  prompt tokens of all sequences, until each has its first token
   tg tokens/s  decoded tokens of all sequences after that
-  tokens/s     both
-  step ms      a step in which each sequence decodes one token
+  tokens/s     prompt and decoded tokens, over both times
+  step ms      time of a step in which each sequence decodes one token
+
+Columns with --draft or --draft-model:
+  plain, draft  decoded tokens/s without and with drafts; ratio is that of both, worst the
+                lowest ratio of a prompt
+  different     answers that differ, because two tokens were almost equally likely
 
 ";
 
@@ -81,12 +91,14 @@ pub struct Args {
         value_parser = from_zero::<usize>
     )]
     depth: Vec<usize>,
-    /// Run so many sequences at the same time, each with the first of the lengths, 128 by default
+    /// Run N sequences at once, each with the first --prefill and --decode (128 by default)
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with = "depth")]
     parallel: Vec<NonZeroUsize>,
-    /// With --parallel: each sequence gets exactly the tokens that it gets alone
+    /// With --parallel on cpu: give each sequence exactly the tokens it gets alone
     #[arg(long, requires = "parallel")]
     reproducible: bool,
+    #[command(flatten)]
+    drafts: DraftOptions,
     /// Measured runs of each test
     #[arg(long, value_name = "N", default_value = "5", value_parser = from_one)]
     repeat: NonZeroUsize,
@@ -112,9 +124,12 @@ pub(super) struct Report<'a> {
     used: Option<Used>,
     /// The tests.
     results: &'a [Line],
-    /// The tests of `--parallel`.
+    /// The tests of `--parallel`; only with it, instead of `act`, `kv` and `recording`.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     parallel: &'a [ParallelLine],
+    /// The tests of `--draft` and `--draft-model`.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    draft: &'a [DraftLine],
     /// Milliseconds of device time of the longest slice; only if work is sliced (`--slice-ms`).
     #[serde(skip_serializing_if = "Option::is_none")]
     longest_slice_ms: Option<f64>,
@@ -206,8 +221,8 @@ fn text(name: &str, place: &PlaceName, used: &Used, lines: &[Line]) -> String {
     format!("{name} on {device} ({backend}{int8})\n{}", table(&rows, 1))
 }
 
-/// Measures `runs` runs with a progress bar, and says whether Ctrl-C ended them early. `measure`
-/// stops when the flag is set, and calls the function before each run.
+/// Measures `runs` runs with a progress bar; true if Ctrl-C ended them early. `measure` stops when
+/// its first argument is set, and calls its second before each run.
 fn with_progress<T>(
     runs: usize,
     interrupt: &Interrupt,
@@ -294,6 +309,7 @@ fn run_parallel(
             used: None,
             results: &[],
             parallel: &lines,
+            draft: &[],
             longest_slice_ms: None,
             interrupted,
         };
@@ -305,6 +321,63 @@ fn run_parallel(
             &format!("{name} on {} ({})\n{rows}", place.device, place.backend),
         )?;
     }
+    ended(interrupted)
+}
+
+/// Measures decoding with drafts.
+fn run_drafts(
+    args: &Args,
+    folder: &ModelFolder,
+    mut options: LoadOptions,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let codec = Codec::load(folder.clone())?;
+    let sets = speculation::prompts(&codec)?;
+    let (count, longest) = speculation::extent(&sets);
+    let tokens = args.decode.first().map_or(ANSWER, |n| n.get());
+    let needed = longest.saturating_add(tokens);
+    check_fits("--decode", needed, folder.context(options.context)?)?;
+    // No more memory than the test needs.
+    options.context = options.context.or(Some(needed));
+    (options.drafts, options.greedy) = (args.drafts.most(), true);
+    let mut loaded = load_model(folder, &options, Purpose::Generation)?;
+    let exec = &args.exec;
+    let (draft, _) = waiting(folder, |on_progress| {
+        args.drafts.load(exec, codec.tokenizer(), on_progress)
+    })?;
+    let draft = draft.ok_or_else(|| Error::internal(Stage::Run, "a bench of drafts has none"))?;
+    let mut drafts = Speculation::adaptive(draft, options.drafts);
+    let (lines, interrupted) = with_progress(count, interrupt, |cancel, step| {
+        let lengths = (tokens, args.repeat);
+        let model = loaded.model.as_mut();
+        speculation::bench(model, &mut drafts, &sets, lengths, &codec, cancel, step)
+    })?;
+    let (mut out, place) = (text_output(), &loaded.place);
+    if args.json {
+        let report = Report {
+            backend: place.backend,
+            device: &place.device,
+            driver: &place.driver,
+            used: Some(loaded.all.used()?),
+            results: &[],
+            parallel: &[],
+            draft: &lines,
+            longest_slice_ms: None,
+            interrupted,
+        };
+        put_json(&mut out, &report)?;
+    } else if !lines.is_empty() {
+        let (name, rows) = (model_name(folder.dir())?, table(&speculation::rows(&lines), 1));
+        put(
+            &mut out,
+            &format!("{name} on {} ({})\n{rows}", place.device, place.backend),
+        )?;
+    }
+    ended(interrupted)
+}
+
+/// The end of a bench that Ctrl-C may have ended early.
+fn ended(interrupted: bool) -> Result<()> {
     match interrupted {
         true => Err(Error::Interrupted),
         false => Ok(()),
@@ -313,6 +386,7 @@ fn run_parallel(
 
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
+    args.drafts.check()?;
     let source = args.model.source(interrupt)?;
     let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let options = LoadOptions {
@@ -321,6 +395,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     if !args.parallel.is_empty() {
         return run_parallel(args, &folder, options, interrupt);
+    }
+    if args.drafts.most() > 0 {
+        return run_drafts(args, &folder, options, interrupt);
     }
     let mut loaded = load_model(&folder, &options, Purpose::Generation)?;
     let (lines, interrupted) = measured(args, &mut loaded, interrupt)?;
@@ -341,6 +418,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             used: Some(used),
             results: &lines,
             parallel: &[],
+            draft: &[],
             longest_slice_ms,
             interrupted,
         };
@@ -351,10 +429,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
         }
     }
-    match interrupted {
-        true => Err(Error::Interrupted),
-        false => Ok(()),
-    }
+    ended(interrupted)
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("recording", "--recording"),
     ("reference", "--reference"),
     ("repetition_penalty", "--repetition-penalty"),
+    ("reproducible", "--reproducible"),
     ("slice_ms", "--slice-ms"),
     ("stop", "--stop"),
     ("temperature", "--temperature"),

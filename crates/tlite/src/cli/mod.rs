@@ -10,6 +10,7 @@ mod convert;
 mod dequantize;
 mod devices;
 mod docs;
+mod draft;
 mod fields;
 mod generate;
 mod inspect;

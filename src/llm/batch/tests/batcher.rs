@@ -1,12 +1,12 @@
 //! Requests and tickets.
 
 use super::{VOCAB, steps};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
 use crate::llm::codec::Codec;
 use crate::llm::testing::byte_codec;
-use crate::llm::{Cancel, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
-use std::sync::Arc;
+use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
+use std::sync::{Arc, Mutex};
 
 /// A batcher of `threads` requests at a time, over a model that fails in step `fails_in`, if any.
 fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batcher) {
@@ -128,23 +128,64 @@ fn errors_come_once_and_the_batcher_goes_on() {
     assert!(empty.next().unwrap().unwrap_err().is_usage());
 }
 
+/// Priorities of the requests whose drafts were asked.
+type Asked = Arc<Mutex<Vec<i32>>>;
+
+/// Notes its priority.
+struct Asks(i32, Asked);
+
+impl Draft for Asks {
+    fn propose(&mut self, _: &[u32], _: usize, _: &Cancel) -> Result<Vec<u32>> {
+        self.1.lock().unwrap().push(self.0);
+        Ok(Vec::new())
+    }
+}
+
+struct Panics;
+
+impl Draft for Panics {
+    fn propose(&mut self, _: &[u32], _: usize, _: &Cancel) -> Result<Vec<u32>> {
+        panic!("a bug")
+    }
+}
+
 #[test]
 fn larger_priorities_go_first() {
     let (_dir, batcher) = batcher(1, None);
     let mut first = batcher.submit(prompt(1).as_slice(), request(150)).unwrap();
     first.next().unwrap().unwrap();
+    let asked = Asked::default();
     let submit = |priority| {
         let request = Request {
             priority,
+            draft: Some((Box::new(Asks(priority, asked.clone())), 4)),
             ..request(20)
         };
         batcher.submit(prompt(2).as_slice(), request).unwrap()
     };
     let (mut low, mut high) = (submit(0), submit(1));
-    high.text().unwrap();
-    // One at a time: the other began after the end of this one.
-    assert!(low.metrics().first_token.is_zero());
-    assert_eq!(low.text().unwrap(), alone(batcher.codec(), 2, 20));
+    first.cancel();
+    for ticket in [&mut low, &mut high] {
+        assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), 2, 20));
+    }
+    // One at a time.
+    let mut order = asked.lock().unwrap().clone();
+    order.dedup();
+    assert_eq!(order, [1, 0]);
+}
+
+#[test]
+fn a_panic_ends_its_request_and_no_other() {
+    let (_dir, batcher) = batcher(1, None);
+    let panics = Request {
+        draft: Some((Box::new(Panics), 4)),
+        ..request(20)
+    };
+    let mut ticket = batcher.submit(prompt(2).as_slice(), panics).unwrap();
+    let kinds: Vec<ErrorKind> = ticket.by_ref().filter_map(|p| Some(p.err()?.kind())).collect();
+    assert_eq!(kinds, [ErrorKind::Internal]);
+    let mut next = batcher.submit(prompt(2).as_slice(), request(20)).unwrap();
+    assert_eq!(next.text().unwrap(), alone(batcher.codec(), 2, 20));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Cell, FakeRows, VOCAB, next};
 use crate::error::ErrorKind;
 use crate::graph::op::paged_attention::{CUT, PAGE};
-use crate::llm::batch::scheduler::{Found, Scheduler, SequenceId, Step};
+use crate::llm::batch::scheduler::{Scheduler, SequenceId, Step, StepOutput};
 use crate::llm::batch::sequence::Wanted;
 use crate::llm::engine::{BatchConfig, RowModel, Span};
 use crate::llm::sampler::SplitMix64;
@@ -15,7 +15,7 @@ use std::time::Duration;
 struct Expected {
     /// Tokens that were queued together, and whether each is computed alone.
     runs: Vec<(Vec<u32>, bool)>,
-    /// How many of the last tokens are to return something.
+    /// How many of the last tokens have results.
     queued: Option<usize>,
 }
 
@@ -55,9 +55,10 @@ struct Run {
     random: SplitMix64,
     sequences: HashMap<SequenceId, Expected>,
     fails: bool,
-    /// Numbers of answers, of pages copied, and of rows and tokens.
+    /// Numbers of answers, of pages copied, of jobs cancelled in a step, and of rows and tokens.
     answers: usize,
     copies: usize,
+    cancels: usize,
     rows: usize,
     tokens: usize,
 }
@@ -83,6 +84,7 @@ impl Run {
             sequences: HashMap::new(),
             answers: 0,
             copies: 0,
+            cancels: 0,
             rows: 0,
             tokens: 0,
         }
@@ -92,7 +94,7 @@ impl Run {
         usize::try_from(self.random.next_u64() % n.max(1) as u64).unwrap()
     }
 
-    /// A sequence that waits for nothing.
+    /// A sequence without a job.
     fn idle(&mut self) -> Option<SequenceId> {
         let mut idle: Vec<SequenceId> = (self.sequences.iter())
             .filter(|(_, e)| e.queued.is_none())
@@ -192,27 +194,33 @@ impl Run {
                 tokens: &self.step.tokens[part.tokens.clone()],
                 start: part.start,
                 pages: &self.step.pages[part.pages.clone()],
-                logits: part.rows,
+                logits: part.outputs,
                 alone: part.alone,
             })
             .collect();
+        // One of the jobs may be cancelled while the step runs.
+        let cancelled = self.step.parts.first().map(|part| part.sequence);
+        let cancelled = cancelled.filter(|_| self.random.next_u64().is_multiple_of(16));
+        if let Some(id) = cancelled {
+            assert!(!self.scheduler.cancel(id), "it is in the step");
+        }
         self.model.copy_pages(&self.step.copies).unwrap();
         self.copies += self.step.copies.len();
         self.rows += self.step.tokens.len();
         let result = self.model.step(&spans);
         let mut answered = Vec::new();
-        let mut found = Found {
+        let mut found = StepOutput {
             ids: self.model.results.clone(),
-            ..Found::default()
+            ..StepOutput::default()
         };
         match result {
             Ok(()) => {
                 let mut first = 0;
                 for part in &self.step.parts {
                     if part.wanted == Wanted::Logits {
-                        self.model.logits(first, part.rows, &mut found.logits).unwrap();
+                        self.model.logits(first, part.outputs, &mut found.logits).unwrap();
                     }
-                    first += part.rows;
+                    first += part.outputs;
                 }
                 let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
                 let mut done = |id| answered.push(id);
@@ -223,7 +231,9 @@ impl Run {
         for id in answered {
             let answer = self.scheduler.answer(id).unwrap();
             if let Some(e) = answer.error.take() {
-                assert_eq!(e.kind(), ErrorKind::DeviceLost);
+                let interrupted = e.kind() == ErrorKind::Interrupted && cancelled == Some(id);
+                assert!(interrupted || e.kind() == ErrorKind::DeviceLost, "{e}");
+                self.cancels += usize::from(interrupted);
                 self.dropped(id);
                 continue;
             }
@@ -243,7 +253,7 @@ impl Run {
 
 #[test]
 fn every_sequence_gets_what_it_gets_alone() {
-    let [mut answers, mut copies, mut again, mut shared] = [0; 4];
+    let [mut answers, mut copies, mut cancels, mut again, mut shared] = [0; 5];
     for seed in 0..10_000 {
         let mut run = Run::new(seed);
         for _ in 0..60 {
@@ -254,6 +264,7 @@ fn every_sequence_gets_what_it_gets_alone() {
         }
         answers += run.answers;
         copies += run.copies;
+        cancels += run.cancels;
         again += usize::from(run.rows > run.tokens);
         shared += usize::from(run.rows < run.tokens);
         for id in run.sequences.keys() {
@@ -262,6 +273,13 @@ fn every_sequence_gets_what_it_gets_alone() {
         assert_eq!(run.scheduler.used_pages()[0], 0, "seed {seed}: pages leak");
     }
     // What is to be tested happened.
-    let happened = [answers > 50_000, copies > 1000, again > 1000, shared > 1000];
-    assert_eq!(happened, [true; 4], "{answers} {copies} {again} {shared}");
+    let happened = [
+        answers > 50_000,
+        copies > 1000,
+        cancels > 1000,
+        again > 1000,
+        shared > 1000,
+    ];
+    let found = format!("{answers} {copies} {cancels} {again} {shared}");
+    assert_eq!(happened, [true; 5], "{found}");
 }

@@ -1,11 +1,13 @@
 //! Sequences in threads of their own.
 
-use super::{FakeRows, VOCAB, steps};
+use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{ErrorKind, Result};
 use crate::llm::batch::steps::Steps;
 use crate::llm::engine::{BatchConfig, RowModel, Span};
 use crate::llm::{Cancel, LanguageModel};
 use crate::quota;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Prompt, tokens one by one, a draft, and the same again after truncation.
 fn text(sequence: &mut impl LanguageModel, seed: u32) -> Result<Vec<u32>> {
@@ -29,19 +31,31 @@ fn text(sequence: &mut impl LanguageModel, seed: u32) -> Result<Vec<u32>> {
 
 #[test]
 fn threads_share_steps() {
-    let together = steps(None);
-    let all: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..12)
-            .map(|seed| {
-                let mut sequence = together.sequence();
-                scope.spawn(move || text(&mut sequence, seed).unwrap())
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    });
-    assert_eq!(together.used_pages()[0], 0);
-    for (seed, found) in (0..).zip(all) {
-        assert_eq!(found, text(&mut steps(None).sequence(), seed).unwrap());
+    // With few pages, few sequences run at the same time.
+    for (pages, most) in [(6, usize::MAX), (48, 12 * 46 / 4)] {
+        let model = FakeRows {
+            // Long enough for all others to queue their next job.
+            time: Duration::from_millis(1),
+            ..FakeRows::new(BatchConfig { pages, ..CONFIG }, true)
+        };
+        let count = model.steps.clone();
+        let together = Steps::start(model, true, None).unwrap();
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..12)
+                .map(|seed| {
+                    let mut sequence = together.sequence();
+                    scope.spawn(move || text(&mut sequence, seed).unwrap())
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert_eq!(together.used_pages()[0], 0);
+        // 12 sequences with 46 jobs each.
+        let count = count.load(Ordering::Relaxed);
+        assert!(count <= most, "{count} steps");
+        for (seed, found) in (0..).zip(all) {
+            assert_eq!(found, text(&mut steps(None).sequence(), seed).unwrap());
+        }
     }
 }
 

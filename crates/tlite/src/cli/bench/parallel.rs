@@ -4,13 +4,13 @@ use super::measure::median;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::sync::Barrier;
+use std::sync::{Barrier, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::metrics::rate;
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::llm::{BatchSequence, Cancel, LanguageModel, Steps};
-use transformer_lite::unstable::num;
+use transformer_lite::unstable::{num, quota};
 
 /// Lengths of a test, in tokens of each sequence.
 #[derive(Clone, Copy, Debug)]
@@ -92,35 +92,73 @@ pub(super) fn rows(lines: &[ParallelLine]) -> Vec<Vec<String>> {
     rows
 }
 
-/// One sequence of a run: a prompt, then tokens one by one. Returns when each phase ended; `None`
-/// if it was cancelled.
+/// Where the threads of a run wait for one another.
+struct Gate {
+    /// Whether the run begins; `None` until that is known.
+    open: Mutex<Option<bool>>,
+    changed: Condvar,
+    /// All sequences have their first token.
+    first: Barrier,
+}
+
+impl Gate {
+    fn set(&self, begins: bool) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(begins);
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is known whether the run begins.
+    fn wait(&self) -> bool {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match *open {
+                Some(begins) => return begins,
+                None => open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+/// One sequence of a run: a prompt, then tokens one by one. Returns the start and the end of each
+/// phase; `None` if it was cancelled.
 fn sequence(
     model: &mut BatchSequence,
     prompt: &[u32],
     decode: usize,
-    barrier: &Barrier,
+    gate: &Gate,
     cancel: &Cancel,
 ) -> Result<Option<[Instant; 3]>> {
-    barrier.wait();
+    if !gate.wait() {
+        return Ok(None);
+    }
+    let _cancellable = quota::cancellable(cancel);
     let start = Instant::now();
     let first = model.most_likely(prompt);
-    // All get here, whatever went wrong.
-    barrier.wait();
+    // Also after an error, lest others wait.
+    gate.first.wait();
     let middle = Instant::now();
-    let mut token = first?;
-    for _ in 0..decode {
-        if cancel.is_cancelled() {
-            return Ok(None);
+    let rest = || {
+        let mut token = first?;
+        for _ in 0..decode {
+            token = model.most_likely(&[token])?;
         }
-        token = model.most_likely(&[token])?;
+        Ok(())
+    };
+    match rest() {
+        Err(Error::Interrupted) if cancel.is_cancelled() => Ok(None),
+        Err(e) => Err(e),
+        Ok(()) => Ok(Some([start, middle, Instant::now()])),
     }
-    Ok(Some([start, middle, Instant::now()]))
 }
 
 /// One run of `sequences` sequences; `None` if it was cancelled.
 fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Cancel) -> Result<Option<Run>> {
     let mut random = SplitMix64::new(seed);
-    let barrier = Barrier::new(sequences);
+    let gate = Gate {
+        open: Mutex::new(None),
+        changed: Condvar::new(),
+        first: Barrier::new(sequences),
+    };
     let mut models: Vec<BatchSequence> = (0..sequences).map(|_| steps.sequence()).collect();
     let mut prompts = Vec::new();
     for model in &models {
@@ -129,17 +167,21 @@ fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Ca
         let prompt = prompt.collect::<Result<Vec<_>, _>>();
         prompts.push(prompt.map_err(|e| Error::internal(Stage::Run, e))?);
     }
-    let results: Vec<Result<Option<[Instant; 3]>>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (models.iter_mut().zip(&prompts))
-            .map(|(model, prompt)| scope.spawn(|| sequence(model, prompt, lengths.decode, &barrier, cancel)))
+    let results: Result<Vec<Result<Option<[Instant; 3]>>>> = std::thread::scope(|scope| {
+        let gate = &gate;
+        let threads: std::io::Result<Vec<_>> = (models.iter_mut().zip(&prompts))
+            .map(|(model, prompt)| {
+                let work = move || sequence(model, prompt, lengths.decode, gate, cancel);
+                std::thread::Builder::new().spawn_scoped(scope, work)
+            })
             .collect();
+        gate.set(threads.is_ok());
         let lost = || Err(Error::internal(Stage::Run, "a thread of a test panicked"));
-        threads
-            .into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| lost()))
-            .collect()
+        let threads = threads.map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))?;
+        let results = threads.into_iter().map(|t| t.join().unwrap_or_else(|_| lost()));
+        Ok(results.collect())
     });
-    let times = results.into_iter().collect::<Result<Option<Vec<_>>>>()?;
+    let times = results?.into_iter().collect::<Result<Option<Vec<_>>>>()?;
     let Some(times) = times else {
         return Ok(None);
     };
@@ -168,8 +210,14 @@ pub(super) fn bench(
         let mut runs = Vec::new();
         for i in 0..=repeat.get() {
             step(&format!("{count} sequences"));
-            // Other prompts each time: known ones are not computed again.
-            match run(steps, count, lengths, num::wide(i), cancel)? {
+            // New prompts in each run, since known prefixes are not computed again.
+            match run(
+                steps,
+                count,
+                lengths,
+                (num::wide(count) << 32) | num::wide(i),
+                cancel,
+            )? {
                 None => break,
                 Some(measured) if i > 0 => runs.push(measured),
                 Some(_) => {}

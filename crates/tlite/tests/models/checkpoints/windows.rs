@@ -18,7 +18,7 @@ use transformer_lite::unstable::llm::engine::{
     DecoderBuilder, DeviceModel, HostModel, Logits, SequenceConfig,
 };
 use transformer_lite::unstable::llm::{
-    DecodeOptions, Draft, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    DecodeOptions, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig, Speculation, prompt_cache,
 };
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::text as plan_text;
@@ -430,13 +430,14 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
             max_tokens: 60,
             ..DecodeOptions::default()
         };
-        let mut draft = NgramDraft {
+        let draft = NgramDraft {
             longest: 2,
             shortest: 1,
         };
+        let mut draft = Speculation::fixed(Box::new(draft), most);
         let mut generator = Generator::new(&mut model, &mut sampler, &prompt, options).text()?;
         if most > 0 {
-            generator = generator.drafting(&mut draft as &mut dyn Draft, most);
+            generator = generator.speculating(&mut draft);
         }
         let mut text = Vec::new();
         for token in generator.by_ref() {
