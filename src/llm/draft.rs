@@ -14,8 +14,8 @@ pub trait Draft: Send {
     /// Returns early with what it has once `cancel` is set.
     fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
 
-    /// The kind of proposal that `context` leads to; `None` if there will be none. Each kind, a
-    /// small number, has its own acceptance rate.
+    /// The kind of proposal that `context` leads to, a small number; `None` if there will be none.
+    /// Each kind has its own acceptance rate, at first that of the kind before.
     fn kind(&self, context: &[u32]) -> Option<usize> {
         let _ = context;
         Some(0)

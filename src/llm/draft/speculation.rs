@@ -6,7 +6,7 @@ use crate::llm::Cancel;
 use std::time::{Duration, Instant};
 
 /// Drafting must promise to be this many times as fast as single steps.
-const GAIN: f64 = 1.05;
+const GAIN: f64 = 1.1;
 /// Assumed cost of each further row of a run before any is measured, as a share of a single step.
 const ROW: f64 = 0.25;
 /// Weight of the past in an acceptance rate, for each newer token.
@@ -73,13 +73,19 @@ struct Rate {
     all: f64,
 }
 
-impl Default for Rate {
-    fn default() -> Self {
-        Self { right: 0.5, all: 1.0 }
-    }
-}
-
 impl Rate {
+    /// The rate of the first kind before anything is known: too low to draft before a token that is
+    /// watched is right.
+    const UNKNOWN: f64 = 0.3;
+
+    /// A rate that the next few tokens can change.
+    fn guessed(value: f64) -> Self {
+        Self {
+            right: value,
+            all: 1.0,
+        }
+    }
+
     fn add(&mut self, right: bool) {
         self.right = self.right * DECAY + f64::from(u8::from(right));
         self.all = self.all * DECAY + 1.0;
@@ -191,9 +197,11 @@ impl Speculation {
         self.rate(self.kind).add(right);
     }
 
+    /// The rate of a kind; at first that of the kind before.
     fn rate(&mut self, kind: usize) -> &mut Rate {
-        if self.rates.len() <= kind {
-            self.rates.resize(kind + 1, Rate::default());
+        while self.rates.len() <= kind {
+            let before = self.rates.last().map_or(Rate::UNKNOWN, Rate::value);
+            self.rates.push(Rate::guessed(before));
         }
         &mut self.rates[kind]
     }
