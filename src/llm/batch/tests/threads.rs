@@ -2,8 +2,10 @@
 
 use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{ErrorKind, Result};
+use crate::graph::op::paged_attention::PAGE;
 use crate::llm::batch::steps::Steps;
 use crate::llm::engine::{BatchConfig, RowModel, Span};
+use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel};
 use crate::quota;
 use std::sync::atomic::Ordering;
@@ -56,6 +58,34 @@ fn threads_share_steps() {
         for (seed, found) in (0..).zip(all) {
             assert_eq!(found, text(&mut steps(None).sequence(), seed).unwrap());
         }
+    }
+}
+
+#[test]
+fn pages_are_those_that_tokens_need() {
+    let config = BatchConfig {
+        pages: 300,
+        context: 1024,
+        ..CONFIG
+    };
+    let steps = Steps::start(FakeRows::new(config, true), false, None).unwrap();
+    let mut random = SplitMix64::new(5);
+    let mut below = |n: u64| u32::try_from(random.next_u64() % n).unwrap();
+    let mut sequences = Vec::new();
+    for _ in 0..32 {
+        let length = 1 + below(700);
+        let prompt: Vec<u32> = (0..length).map(|_| below(u64::from(VOCAB))).collect();
+        let mut sequence = steps.sequence();
+        let token = sequence.most_likely(&prompt).unwrap();
+        sequences.push((sequence, token));
+    }
+    for round in 0..100 {
+        for (sequence, token) in &mut sequences {
+            *token = sequence.most_likely(&[*token]).unwrap();
+        }
+        let needed: usize = sequences.iter().map(|(s, _)| s.len().div_ceil(PAGE)).sum();
+        let used = steps.used_pages()[0];
+        assert!(20 * used <= 21 * needed, "{used} of {needed} in round {round}");
     }
 }
 
