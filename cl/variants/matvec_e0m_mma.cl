@@ -3,8 +3,9 @@
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
 // way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
 // here: no weight is rounded. With FLAT the weight is one panel, with WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
-// their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places first, into local memory: x / sqrt(mean
-// of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
+// their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places: x / sqrt(mean of squares + epsilon)
+// * gain. One row is normalised into local memory first. A few are multiplied by the gain and by powers of two, so that halves neither overflow nor
+// round twice, and what is missing to the root multiplies the sums. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
@@ -59,28 +60,66 @@
 #define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
 #define ENDS(s) ((s) * EACH + b >= blocks)
 #endif
-// x in local memory is there at once; else it is on its way with the words.
+// x in local memory is there at once; else it is on its way with the words. X1, X2: pairs of x that meet codes of one place: as they lie in memory, or
+// side by side, as a normalised row is stored.
+#define WITH_XS(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
 #ifdef HAS_GAIN
+#ifdef FEW
+#define AHEAD(words, xs, pair, s) WITH_XS(words, xs, pair, s)
+#define LOAD_LATE(xs, s)
+#define X1(v) v.z
+#define X2(v) v.y
+// Warps that sum the squares of a row.
+#define SHARES (WARPS > FEW ? WARPS / FEW : 1)
+#define SCALE_HALVES(v, gain, power) \
+  HALVES_MUL(v, v, power); \
+  HALVES_MUL(v, v, gain);
+#ifdef PER4
+#define SCALE_XS(v, gain, power) \
+  SCALE_HALVES(v.x, gain.x, power) \
+  SCALE_HALVES(v.y, gain.y, power)
+#else
+#define SCALE_XS(v, gain, power) \
+  SCALE_HALVES(v.x, gain.x, power) \
+  SCALE_HALVES(v.y, gain.y, power) \
+  SCALE_HALVES(v.z, gain.z, power) \
+  SCALE_HALVES(v.w, gain.w, power)
+#endif
+#define NORMALISE(v, s) { \
+    XS gain = gain_words[BLOCK_OF(s) * 4 + t]; \
+    EACH_EIGHT { SCALE_XS(v[r], gain, powers[r]) } \
+  }
+#define FACTOR(row) factors[row]
+#else
 #define AHEAD(words, xs, pair, s) LOAD_WORDS(words, pair, s)
+#define LOAD_LATE(xs, s) LOAD_XS(xs, s)
+#define X1(v) v.y
+#define X2(v) v.z
 #define HELD ((DEPTH / 8 + WG - 1) / WG)
+#define NORMALISE(v, s)
+#define FACTOR(row) 1.0f
+#endif
+#else
+#define AHEAD(words, xs, pair, s) WITH_XS(words, xs, pair, s)
+#define LOAD_LATE(xs, s)
+#define X1(v) v.z
+#define X2(v) v.y
+#define NORMALISE(v, s)
+#define FACTOR(row) 1.0f
+#endif
 #define EIGHT(word4) \
   FLOATS_OF(v[0], v[1], word4.x); \
   FLOATS_OF(v[2], v[3], word4.y); \
   FLOATS_OF(v[4], v[5], word4.z); \
   FLOATS_OF(v[6], v[7], word4.w);
-#else
-#define AHEAD(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
-#endif
-// Pairs of x that meet codes of one place: as they lie in memory, or side by side, as a normalised row is stored.
+#define SUM_OF_WARP(v) \
+  WARP_SUM(v, 16) \
+  WARP_SUM(v, 8) \
+  WARP_SUM(v, 4) \
+  WARP_SUM(v, 2) \
+  WARP_SUM(v, 1)
 #define X0(v) v.x
 #define X3(v) v.w
-#ifdef HAS_GAIN
-#define X1(v) v.y
-#define X2(v) v.z
-#else
-#define X1(v) v.z
-#define X2(v) v.y
-#endif
 #define ADD_AT(c, class, a, b, from, v, first, second) { \
     PAIR(a0, a, from) \
     PAIR(b0, b, from) \
@@ -123,6 +162,7 @@
         for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f; \
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
       if (ENDS(s)) break; \
+      NORMALISE(xs[b], s) \
       ADD(low, words[b].x, words[b].y, xs[b]) \
       ADD(high, words[b].z, words[b].w, xs[b]) \
       ADD_ONES(sum, xs[b]) \
@@ -132,11 +172,6 @@
     SCALED(z, pair.z, DOT(high, h)) \
     SCALED(w, pair.w, DOT(high, 2 + h)) \
   }
-#ifdef HAS_GAIN
-#define LOAD_LATE(xs, s) LOAD_XS(xs, s)
-#else
-#define LOAD_LATE(xs, s)
-#endif
 
 KERNEL {
   __local float4 part[WARPS * 8 * HELD_ROWS];
@@ -159,9 +194,16 @@ KERNEL {
   __global const uint4 *pair_at = scales_of + (j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel) / 4;
 #endif
 #ifdef HAS_GAIN
+#ifdef FEW
+  __local uint4 gain8[DEPTH / 8];
+  __local const XS *gain_words = (__local const XS *)gain8;
+  __local float squares[FEW * SHARES], factors[FEW];
+  __global const XS *x_words = (__global const XS *)x;
+#else
   __local uint4 row[DEPTH / 8];
   __local float squares[WARPS];
   __local const XS *x_words = (__local const XS *)row;
+#endif
 #else
   __global const XS *x_words = (__global const XS *)x;
 #endif
@@ -178,6 +220,39 @@ KERNEL {
   uint s = warp / SIDES;
   if (s < stretches) AHEAD(words, xs, pair, s)
 #ifdef HAS_GAIN
+#ifdef FEW
+  float v[8];
+  for (uint i = lid; i < DEPTH / 8; i += WG) {
+    float4 low = gain_at4(2 * i), high = gain_at4(2 * i + 1);
+    uint4 halves;
+    HALVES_OF(halves.x, low.x, low.y);
+    HALVES_OF(halves.y, low.z, low.w);
+    HALVES_OF(halves.z, high.x, high.y);
+    HALVES_OF(halves.w, high.z, high.w);
+    gain8[i] = halves;
+  }
+  for (uint r = warp / SHARES; r < FEW; r += WARPS / SHARES) {
+    __global const uint4 *eights = (__global const uint4 *)(x_words + min(row0 + r, p.m - 1) * p.steps);
+    float square = 0.0f;
+    _Pragma("unroll 8") for (uint i = lane + 32 * (warp % SHARES); i < DEPTH / 8; i += 32 * SHARES) {
+      uint4 eight = eights[i];
+      EIGHT(eight)
+      _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
+    }
+    SUM_OF_WARP(square)
+    if (lane == 0) squares[r * SHARES + warp % SHARES] = square;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  uint powers[EIGHTS];
+  EACH_EIGHT {
+    float square = 0.0f;
+    for (uint i = 0; i < SHARES; i++) square += squares[(8 * r + g) * SHARES + i];
+    float factor = rsqrt(square / (float)DEPTH + p.epsilon);
+    float power = clamp(as_float(as_uint(factor) & 0x7F800000u), 0x1p-14f, 0x1p15f);
+    HALVES_OF(powers[r], power, power);
+    if (lid < 32 && t == 0) factors[8 * r + g] = factor / power;
+  }
+#else
   uint4 held[HELD];
   float4 gains[HELD][2];
   float square = 0.0f, v[8];
@@ -190,11 +265,7 @@ KERNEL {
     EIGHT(held[e])
     _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
   }
-  WARP_SUM(square, 16)
-  WARP_SUM(square, 8)
-  WARP_SUM(square, 4)
-  WARP_SUM(square, 2)
-  WARP_SUM(square, 1)
+  SUM_OF_WARP(square)
   if (lane == 0) squares[warp] = square;
   barrier(CLK_LOCAL_MEM_FENCE);
   square = 0.0f;
@@ -219,6 +290,7 @@ KERNEL {
   }
   barrier(CLK_LOCAL_MEM_FENCE);
 #endif
+#endif
   // Two at a time, so that none is moved.
   while (s < stretches) {
     uint after = s + WARPS / SIDES;
@@ -241,10 +313,12 @@ KERNEL {
     if (row0 + row >= p.m || column >= p.n) continue;
     float2 v = (float2)(0.0f);
     for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
+    v *= FACTOR(row);
     uint c = result_at(row0 + row, p.column + column, p.y_stride, p);
 #ifdef HAS_CODES2
     float2 u = (float2)(0.0f);
     for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
+    u *= FACTOR(row);
     y_put2(c / 2, v, u);
 #else
     y_put2(c / 2, v);

@@ -6,6 +6,7 @@
 // size, whose results are stored beside the first.
 //
 // With PAIRS, of weights of 4 bits, the products are halves, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+// With EIGHT_ROWS, which needs PAIRS, a work-group takes 8 rows, for which weights are read and decoded once.
 #ifdef PAIRS
 enable f16;
 #endif
@@ -28,8 +29,13 @@ const SIDES = 2u;
 #else
 const SIDES = 1u;
 #endif
-// Sums of each warp in its eight vectors of columns.
-var<workgroup> part: array<vec4<f32>, WARPS * 8u>;
+#ifdef EIGHT_ROWS
+const ROWS: u32 = 8u;
+#else
+const ROWS: u32 = 1u;
+#endif
+// Sums of each warp, of each row, in its eight vectors of columns.
+var<workgroup> part: array<vec4<f32>, WARPS * ROWS * 8u>;
 
 // Codes of a block, and what they are multiplied by.
 struct Block {
@@ -128,6 +134,150 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
 #endif
 }
 
+#ifdef EIGHT_ROWS
+// Sums of eight rows.
+struct Sums {
+  a: vec4<f32>,
+  b: vec4<f32>,
+  c: vec4<f32>,
+  d: vec4<f32>,
+  e: vec4<f32>,
+  f: vec4<f32>,
+  g: vec4<f32>,
+  h: vec4<f32>,
+}
+
+// Words of up to four blocks, and their scales.
+struct Codes {
+  a: vec4<u32>,
+  b: vec4<u32>,
+  c: vec4<u32>,
+  d: vec4<u32>,
+  pairs: vec4<u32>,
+}
+
+// Four pairs of neighbouring weights of a column.
+struct Pairs {
+  a: vec2<f16>,
+  b: vec2<f16>,
+  c: vec2<f16>,
+  d: vec2<f16>,
+}
+
+fn codes_of_block(i: u32, t: u32, word_at: u32) -> vec4<u32> {
+  return codes_at(word_at + (min(i, p.steps / 4u - 1u) * 4u + t) * (p.panel / 4u));
+}
+
+fn codes_of(s: u32, t: u32, word_at: u32, pair_at: u32) -> Codes {
+  var r: Codes;
+  r.a = codes_of_block(s * EACH, t, word_at);
+  if (EACH > 1u) { r.b = codes_of_block(s * EACH + 1u, t, word_at); }
+  if (EACH > 2u) { r.c = codes_of_block(s * EACH + 2u, t, word_at); }
+  if (EACH > 3u) { r.d = codes_of_block(s * EACH + 3u, t, word_at); }
+  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u));
+  return r;
+}
+
+fn dot_of(xs: Pairs, w: Pairs) -> f32 {
+  let d = fma(xs.d, w.d, fma(xs.c, w.c, fma(xs.b, w.b, xs.a * w.a)));
+  return f32(d.x) + f32(d.y);
+}
+
+// Weights of four columns.
+struct Quad {
+  x: Pairs,
+  y: Pairs,
+  z: Pairs,
+  w: Pairs,
+}
+
+fn dots_of(xs: vec4<u32>, w: Quad) -> vec4<f32> {
+  let pairs = Pairs(pair_of(xs.x), pair_of(xs.y), pair_of(xs.z), pair_of(xs.w));
+  return vec4<f32>(dot_of(pairs, w.x), dot_of(pairs, w.y), dot_of(pairs, w.z), dot_of(pairs, w.w));
+}
+
+// Where the eight rows begin in x.
+struct RowsAt {
+  low: vec4<u32>,
+  high: vec4<u32>,
+}
+
+// Adds the products of a block. Behind the last block they are zero.
+fn plus_few(sums: Sums, words_of_block: vec4<u32>, i: u32, t: u32, at: RowsAt) -> Sums {
+  if (i >= p.steps / 4u) { return sums; }
+  let step = i * 4u + t;
+  var words: E0mWords;
+  words.high = words_of_block;
+  let q0 = e0m_pair_by_4(words, 0u);
+  let q1 = e0m_pair_by_4(words, 1u);
+  let q2 = e0m_pair_by_4(words, 2u);
+  let q3 = e0m_pair_by_4(words, 3u);
+  let w = Quad(
+    Pairs(centered(q0.x), centered(q1.x), centered(q2.x), centered(q3.x)),
+    Pairs(centered(q0.y), centered(q1.y), centered(q2.y), centered(q3.y)),
+    Pairs(centered(q0.z), centered(q1.z), centered(q2.z), centered(q3.z)),
+    Pairs(centered(q0.w), centered(q1.w), centered(q2.w), centered(q3.w)),
+  );
+  return Sums(
+    sums.a + dots_of(x[at.low.x + step], w),
+    sums.b + dots_of(x[at.low.y + step], w),
+    sums.c + dots_of(x[at.low.z + step], w),
+    sums.d + dots_of(x[at.low.w + step], w),
+    sums.e + dots_of(x[at.high.x + step], w),
+    sums.f + dots_of(x[at.high.y + step], w),
+    sums.g + dots_of(x[at.high.z + step], w),
+    sums.h + dots_of(x[at.high.w + step], w),
+  );
+}
+
+// The sum of a block of x in the row that begins at `own`.
+fn sum_of_block(i: u32, t: u32, own: u32) -> f32 {
+  if (i >= p.steps / 4u) { return 0.0; }
+  let xs = x[own + i * 4u + t];
+  return dot(halves(xs.xy) + halves(xs.zw), vec4<f32>(1.0));
+}
+
+// Adds the scaled sums of a stretch. Each of the eight quads sums x of one row; the others have it from there.
+fn plus_stretch(total: Sums, now: Codes, s: u32, lane: u32, at: RowsAt, own: u32) -> Sums {
+  let t = lane / 8u;
+  var sums = plus_few(Sums(), now.a, s * EACH, t, at);
+  var sum = sum_of_block(s * EACH, t, own);
+  if (EACH > 1u) {
+    sums = plus_few(sums, now.b, s * EACH + 1u, t, at);
+    sum += sum_of_block(s * EACH + 1u, t, own);
+  }
+  if (EACH > 2u) {
+    sums = plus_few(sums, now.c, s * EACH + 2u, t, at);
+    sum += sum_of_block(s * EACH + 2u, t, own);
+  }
+  if (EACH > 3u) {
+    sums = plus_few(sums, now.d, s * EACH + 3u, t, at);
+    sum += sum_of_block(s * EACH + 3u, t, own);
+  }
+  let pair = e0m_scales(now.pairs);
+  let scale = pair.scale * E0M_DIVISOR;
+  let bias = pair.scale * (pair.bias - E0M_MIDDLE);
+  return Sums(
+    total.a + (scale * sums.a - bias * subgroupShuffle(sum, t * 8u)),
+    total.b + (scale * sums.b - bias * subgroupShuffle(sum, t * 8u + 1u)),
+    total.c + (scale * sums.c - bias * subgroupShuffle(sum, t * 8u + 2u)),
+    total.d + (scale * sums.d - bias * subgroupShuffle(sum, t * 8u + 3u)),
+    total.e + (scale * sums.e - bias * subgroupShuffle(sum, t * 8u + 4u)),
+    total.f + (scale * sums.f - bias * subgroupShuffle(sum, t * 8u + 5u)),
+    total.g + (scale * sums.g - bias * subgroupShuffle(sum, t * 8u + 6u)),
+    total.h + (scale * sums.h - bias * subgroupShuffle(sum, t * 8u + 7u)),
+  );
+}
+
+// Stores the sums of a row over the four work-items of a quad.
+fn keep(warp: u32, row: u32, lane: u32, sum: vec4<f32>) {
+  var v = sum;
+  v += subgroupShuffleXor(v, 8u);
+  v += subgroupShuffleXor(v, 16u);
+  if (lane < 8u) { part[(warp * ROWS + row) * 8u + lane] = v; }
+}
+#endif
+
 #ifdef HAS_GAIN
 fn norm_row(lid: u32) {
   var square = 0.0;
@@ -151,10 +301,10 @@ fn norm_row(lid: u32) {
 }
 #endif
 
-// The sums of a quad over the warps of a side.
-fn sum_of(quad: u32, side: u32) -> vec4<f32> {
+// The sums of a quad of a row over the warps of a side.
+fn sum_of(row: u32, quad: u32, side: u32) -> vec4<f32> {
   var v = vec4<f32>();
-  for (var w = side; w < WARPS; w += SIDES) { v += part[w * 8u + quad]; }
+  for (var w = side; w < WARPS; w += SIDES) { v += part[(w * ROWS + row) * 8u + quad]; }
   return v;
 }
 
@@ -168,11 +318,53 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
   let stretches = (p.steps / 4u + EACH - 1u) / EACH;
-  var total = vec4<f32>();
   let warp = lid / 32u;
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;
 #endif
+#ifdef EIGHT_ROWS
+  // Rows that are not there are the last one, and are not stored.
+  let row0 = group.y * ROWS;
+  let lane = lid % 32u;
+  let low = min(vec4<u32>(row0) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.m - 1u)) * p.steps;
+  let high = min(vec4<u32>(row0) + vec4<u32>(4u, 5u, 6u, 7u), vec4<u32>(p.m - 1u)) * p.steps;
+  let at = RowsAt(low, high);
+  let own = min(row0 + quad, p.m - 1u) * p.steps;
+  var totals = Sums();
+  var next = codes_of(warp / SIDES, t, word_at, pair_at);
+  for (var s = warp / SIDES; s < stretches; s += WARPS / SIDES) {
+    let now = next;
+    next = codes_of(s + WARPS / SIDES, t, word_at, pair_at);
+    totals = plus_stretch(totals, now, s, lane, at, own);
+  }
+  keep(warp, 0u, lane, totals.a);
+  keep(warp, 1u, lane, totals.b);
+  keep(warp, 2u, lane, totals.c);
+  keep(warp, 3u, lane, totals.d);
+  keep(warp, 4u, lane, totals.e);
+  keep(warp, 5u, lane, totals.f);
+  keep(warp, 6u, lane, totals.g);
+  keep(warp, 7u, lane, totals.h);
+  workgroupBarrier();
+  for (var i = lid; i < 8u * ROWS; i += WG) {
+    let row = i / 8u;
+    let column = first + i % 8u * 4u;
+    if (row0 + row >= p.m || column >= p.n) { continue; }
+    let c = p.column + column;
+    let c0 = result_at(row0 + row, c, p.y_stride);
+    let c2 = result_at(row0 + row, c + 2u, p.y_stride);
+    let v = sum_of(row, i % 8u, 0u);
+#ifdef HAS_CODES2
+    let u = sum_of(row, i % 8u, 1u);
+    y_put2(c0 / 2u, v.xy, u.xy);
+    if (column + 2u < p.n) { y_put2(c2 / 2u, v.zw, u.zw); }
+#else
+    y_put2(c0 / 2u, v.xy);
+    if (column + 2u < p.n) { y_put2(c2 / 2u, v.zw); }
+#endif
+  }
+#else
+  var total = vec4<f32>();
 #ifdef HAS_GAIN
   norm_row(lid);
 #endif
@@ -188,9 +380,9 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   workgroupBarrier();
   if (lid < 8u && first + 4u * lid < p.n) {
     let c = p.column + first + 4u * lid;
-    let v = sum_of(lid, 0u);
+    let v = sum_of(0u, lid, 0u);
 #ifdef HAS_CODES2
-    let u = sum_of(lid, 1u);
+    let u = sum_of(0u, lid, 1u);
     y_put2(column_at(c) / 2u, v.xy, u.xy);
     if (first + 4u * lid + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, v.zw, u.zw); }
 #else
@@ -198,4 +390,5 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     if (first + 4u * lid + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, v.zw); }
 #endif
   }
+#endif
 }

@@ -2,13 +2,15 @@
 
 use crate::backend::{Caps, TensorCores};
 use crate::graph::op::attention::UNSPLIT;
-use crate::graph::op::matmul_e0m::ROW_LIMITS;
+use crate::graph::op::matmul_e0m::{NORM_ROWS, ROW_LIMITS};
 
 /// Sizes up to which a device uses other kernels than above, so that separate plans are worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breakpoints {
     /// Rows of a run. `None` without tensor cores: the same kernels then suit all numbers of rows.
     pub rows: [Option<usize>; 4],
+    /// Rows up to which matmul kernels normalize them.
+    pub norm_rows: i64,
     /// Keys that a single query reads.
     pub keys: i64,
 }
@@ -18,10 +20,20 @@ impl Breakpoints {
     pub fn on(caps: &Caps) -> Self {
         let rows = match caps.profile.tensor_cores {
             Some(TensorCores::Ptx) => ROW_LIMITS.map(Some),
-            Some(_) => [None, None, None, Some(ROW_LIMITS[3])],
+            Some(_) => [
+                Some(ROW_LIMITS[0]),
+                Some(ROW_LIMITS[1]),
+                None,
+                Some(ROW_LIMITS[3]),
+            ],
             None => [None; 4],
         };
+        let norm_rows = match caps.profile.tensor_cores {
+            Some(TensorCores::Ptx) => NORM_ROWS,
+            _ => 1,
+        };
         Self {
+            norm_rows,
             rows: rows.map(|n| n.and_then(|n| usize::try_from(n).ok())),
             keys: UNSPLIT,
         }

@@ -17,7 +17,7 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
-pub use self::tensor_cores::ROW_LIMITS;
+pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
 
 use super::norm;
 use super::rms_norm::RmsNorm;
@@ -457,11 +457,12 @@ impl MatMulE0m {
         }
     }
 
-    /// The left operand, and the scale of its normalization if the kernel normalizes.
+    /// The left operand, and the scale of its normalization if the kernel normalizes. `few` is that
+    /// of [`MatMulE0m::few_rows`].
     fn activations_of(
         &self,
         cx: &mut LowerCx<'_>,
-        rows: &Dim,
+        (rows, few): (&Dim, Option<i64>),
         k: usize,
         gain: usize,
         y: DType,
@@ -473,9 +474,9 @@ impl MatMulE0m {
         let gain = Some(cx.input(gain)?);
         let types = [x.dtype, y];
         let vector = rows.is(1);
-        let on_tensor_cores = vector
+        let on_tensor_cores = (vector || few.is_some())
             && self
-                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, None), &1.into())
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, few), rows)
                 .is_some();
         let itself = match on_tensor_cores {
             true => tensor_cores::holds_row(cx.device(), k),
@@ -507,8 +508,9 @@ impl MatMulE0m {
         // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let one = rows.is(1);
-        let (x, gain) = self.activations_of(cx, &rows, k, weights.gain, y.dtype)?;
-        let few = most.and_then(|most| self.few_rows(cx.device(), [x.dtype, y.dtype], k, most));
+        let types = [cx.input(0)?.dtype, y.dtype];
+        let few = most.and_then(|most| self.few_rows(cx.device(), types, k, most));
+        let (x, gain) = self.activations_of(cx, (&rows, few), k, weights.gain, y.dtype)?;
         let vector = one || few.is_some();
         let second = weights.second_part(cx, self.bits, k)?;
         // Several results of one row without gaps are like one row.

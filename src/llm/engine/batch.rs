@@ -229,8 +229,7 @@ impl Decoder {
             .bounds
             .set(&Symbol::new(TILES), signed(most))
             .set(&Symbol::new(PAGES), signed(pages));
-        let graph = if most == 1 { self.step_graph() } else { &self.graph };
-        Plan::compile(graph, caps, &options)
+        Plan::compile(self.graph_for(most, caps), caps, &options)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::graph::pass::{PassReport, Target};
 use crate::graph::{Graph, Node};
 use crate::llm::roles;
 use crate::num;
+use crate::plan::Breakpoints;
 use crate::shape::Symbol;
 use crate::tensor::{DType, HostTensor};
 use std::path::Path;
@@ -71,9 +72,13 @@ impl Decoder {
         &self.graph
     }
 
-    /// The graph of decode plans. Its values, weights and states are those of [`Decoder::graph`].
-    pub(super) fn step_graph(&self) -> &Graph {
-        self.step.as_ref().unwrap_or(&self.graph)
+    /// The graph of plans for at most `rows` rows. Its values, weights and states are those of
+    /// [`Decoder::graph`].
+    pub(super) fn graph_for(&self, rows: usize, caps: &Caps) -> &Graph {
+        match num::signed(rows) <= Breakpoints::on(caps).norm_rows {
+            true => self.step.as_ref().unwrap_or(&self.graph),
+            false => &self.graph,
+        }
     }
 
     /// The symbol for the tokens of a run.

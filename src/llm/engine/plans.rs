@@ -109,11 +109,12 @@ impl Decoder {
     }
 
     fn compile_for(&self, kind: RunKind, caps: &Caps, lengths: &SequenceConfig) -> Result<Plan> {
-        let graph = if kind.decodes() {
-            self.step_graph()
-        } else {
-            &self.graph
+        let rows = match kind {
+            RunKind::Prefill => lengths.chunk.max(lengths.context),
+            RunKind::Decode | RunKind::ShortDecode { .. } => 1,
+            RunKind::ShortPrefill { tokens } | RunKind::Verify { tokens } => tokens.0,
         };
+        let graph = self.graph_for(rows, caps);
         Plan::compile(graph, caps, &self.options_for(kind, caps, lengths))
     }
 

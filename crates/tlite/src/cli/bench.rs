@@ -279,6 +279,7 @@ fn run_parallel(
     check_fits("--decode", tokens, context)?;
     // No more memory than the test needs.
     options.context = options.context.or(Some(tokens));
+    options.greedy = true;
     let most = args.parallel.iter().map(|n| n.get()).max().unwrap_or(1);
     let batch = BatchOptions {
         sequences: most,

@@ -117,6 +117,9 @@ fn normed_cases() -> Vec<Case> {
         case(Five, 32, 1, 96, 34),
         case(Four, 40, 1, 496, 66),
         case(Four, 32, 9, 96, 66),
+        case(Four, 128, 5, 1056, 98),
+        case(Four, 32, 13, 576, 130),
+        case(Eight, 64, 27, 1040, 66),
     ]
     .into_iter()
     .flatten()

@@ -14,7 +14,7 @@ use crate::shape::Dim;
 use crate::tensor::DType;
 
 crate::kernel! {
-    /// Kernel for one row or, in OpenCL C, a few; a work-group computes 32 columns.
+    /// Kernel for one row or a few; a work-group computes 32 columns.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "variants/matvec_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -52,8 +52,8 @@ fn by_matrices(device: &DeviceProfile) -> bool {
     device.tensor_cores == Some(TensorCores::CooperativeMatrix)
 }
 
-/// True if local memory holds a row of `k` halves, which the vector kernel normalizes, in addition
-/// to its own use.
+/// True if local memory holds `k` halves, a row that the vector kernel normalizes or the scale for
+/// a few of them, in addition to its own use.
 pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
     /// Local memory for the sums of all work-items and their reduction.
     const SUMS: usize = 24 << 10;
@@ -65,10 +65,13 @@ pub const FEW_ROWS: i64 = 128;
 /// A work-group of the vector kernel computes at most this many rows, along the side of one or two
 /// tensor core instructions.
 const TILES: [i64; 2] = [8, 16];
-/// Numbers of rows up to which results are computed in a way of their own: 32 by two work-groups of
-/// the vector kernel for the same columns, which share the weights in the device's cache.
+/// Numbers of rows after which the computation changes. For up to 32, two work-groups of the vector
+/// kernel compute the same columns and share the weights in the device's cache.
 pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
-/// The most rows for the vector kernel.
+/// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
+/// more are better normalized once.
+pub const NORM_ROWS: i64 = TILES[0];
+/// Maximum rows of the vector kernel.
 const VECTOR_ROWS: i64 = 2 * TILES[1];
 /// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
@@ -278,6 +281,7 @@ impl MatMulE0m {
             call
         };
         let call = match few {
+            Some(_) if by_matrices(device) => call.define("EIGHT_ROWS", 1),
             Some(rows) => call.define("FEW", rows),
             None => call,
         };
@@ -297,12 +301,23 @@ impl MatMulE0m {
         k: usize,
         most: i64,
     ) -> Option<i64> {
-        let plain = self.activations == ActivationType::Float && self.norm.is_none();
-        if most <= 1 || !plain || device.tensor_cores != Some(TensorCores::Ptx) {
-            return None;
-        }
-        let few = TILES.into_iter().find(|few| most <= *few).unwrap_or(TILES[1]);
-        if most > VECTOR_ROWS {
+        let float = self.activations == ActivationType::Float;
+        let few = match device.tensor_cores {
+            Some(TensorCores::Ptx) if most <= VECTOR_ROWS => {
+                TILES.into_iter().find(|few| most <= *few).unwrap_or(TILES[1])
+            }
+            // The kernel in WGSL multiplies pairs of halves, and each row costs as much.
+            Some(TensorCores::CooperativeMatrix)
+                if most <= TILES[1]
+                    && self.norm.is_none()
+                    && self.bits == Bits::Four
+                    && device.supports_form(&VECTOR, "PAIRS") =>
+            {
+                TILES[0]
+            }
+            _ => return None,
+        };
+        if most <= 1 || !float {
             return None;
         }
         self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(few)), &most.into())
