@@ -19,7 +19,10 @@ impl LogProbs {
         #[expect(clippy::cast_possible_truncation, reason = "rounds to single precision")]
         let of = |logit: f32| (f64::from(logit - most) - total) as f32;
         let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let mut best: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
+        let mut best: Vec<(u32, f32)> = match top {
+            0 => Vec::new(),
+            _ => (0u32..).zip(logits.iter().copied()).collect(),
+        };
         if (1..best.len()).contains(&top) {
             best.select_nth_unstable_by(top - 1, order);
         }
@@ -28,7 +31,7 @@ impl LogProbs {
         let logit = usize::try_from(chosen).ok().and_then(|id| logits.get(id));
         Self {
             chosen: of(logit.copied().unwrap_or(f32::NEG_INFINITY)),
-            top: best.into_iter().map(|(id, logit)| (id, of(logit))).collect(),
+            top: best.iter().map(|(id, logit)| (*id, of(*logit))).collect(),
         }
     }
 }
