@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::engine::BatchConfig;
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -461,6 +462,8 @@ impl Scheduler {
         let needed = tokens.div_ceil(PAGE).saturating_sub(own.pages.len());
         let mut free = self.pages.free() + self.known.unused(&self.pages);
         let (mut victims, mut others) = (Vec::new(), self.others(id, &[]));
+        // Users of pages among the victims.
+        let mut taken: HashMap<u32, u32> = HashMap::new();
         while !others.is_empty() && free < needed + others.len() {
             let lower = || {
                 let last = self.last_after(id, &victims)?;
@@ -476,10 +479,13 @@ impl Scheduler {
             let Some(victim) = victim else {
                 return false;
             };
-            let pages = self.sequences[victim].pages.iter().zip(0..);
-            let known = self.sequences[victim].known.len();
-            let only_own = |(page, at): &(&u32, usize)| self.pages.uses(**page) <= 1 + u32::from(*at < known);
-            free += pages.filter(only_own).count();
+            let Sequence { pages, known, .. } = &self.sequences[victim];
+            for (at, page) in pages.iter().enumerate() {
+                let users = taken.entry(*page).or_insert(0);
+                *users += 1;
+                // A known text uses it as well.
+                free += usize::from(self.pages.uses(*page) == *users + u32::from(at < known.len()));
+            }
             victims.push(victim);
             others = self.others(id, &victims);
         }
