@@ -14,8 +14,9 @@ pub trait Draft: Send {
     /// Returns early with what it has once `cancel` is set.
     fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
 
-    /// The kind of proposal that `context` leads to, a small number; `None` if there will be none.
-    /// Each kind has its own acceptance rate, at first that of the kind before.
+    /// The kind of proposal that `context` leads to, from 0 to 63; `None` if there will be none.
+    /// Each kind has its own acceptance rate, at first that of the kind before. Larger ones count
+    /// as 63.
     fn kind(&self, context: &[u32]) -> Option<usize> {
         let _ = context;
         Some(0)
@@ -46,6 +47,9 @@ impl NgramDraft {
     /// Where the text went on after its longest suffix that occurs earlier, and the length of that
     /// suffix; of several places the last.
     fn find(self, context: &[u32]) -> Option<(usize, usize)> {
+        if self.longest < self.shortest.max(1) {
+            return None;
+        }
         let (last, before) = context.split_last()?;
         let mut best = None;
         let mut longest = self.shortest.max(1) - 1;

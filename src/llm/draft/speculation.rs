@@ -15,6 +15,10 @@ const DECAY: f64 = 0.9;
 const STALE: usize = 256;
 /// Share of the time that may be spent to watch a draft that is not used.
 const WATCH: f64 = 0.01;
+/// [`Rate::all`] after a few tokens.
+const KNOWN: f64 = 3.0;
+/// Largest kind of a proposal.
+const KINDS: usize = 63;
 
 /// A draft, and how many of its tokens to use: the number that makes the most of the acceptance
 /// rate and of the times of runs, both measured as generation goes on. If drafts do not pay, the
@@ -50,10 +54,10 @@ struct Mean {
 impl Mean {
     fn add(&mut self, sample: f64) {
         self.count = (self.count + 1).min(8);
-        let sample = if self.count == 1 {
-            sample
-        } else {
-            sample.min(2.0 * self.value)
+        // One outlier must not decide.
+        let sample = match self.value > 0.0 {
+            true => sample.min(2.0 * self.value),
+            false => sample,
         };
         self.value += (sample - self.value) / f64::from(self.count);
     }
@@ -151,17 +155,20 @@ impl Speculation {
         self.kind = kind;
         let length = self.length(kind, most);
         let [all, watching] = self.spent;
-        if length == 0 && watching > WATCH * all {
+        // The first proposals may cost more: a model has to read the context.
+        let is_known = self.rate(kind).all > KNOWN;
+        if length == 0 && is_known && watching > WATCH * all {
             return Ok(Vec::new());
         }
         let start = Instant::now();
         let mut tokens = self.draft.propose(context, length.max(1), cancel)?;
         let time = start.elapsed().as_secs_f64();
-        self.token.add(time / tokens.len().max(1) as f64);
         if length == 0 {
             self.spent[1] += time;
             self.watched = tokens.first().map(|token| (kind, *token));
             tokens.clear();
+        } else {
+            self.token.add(time / tokens.len().max(1) as f64);
         }
         Ok(tokens)
     }
@@ -199,6 +206,7 @@ impl Speculation {
 
     /// The rate of a kind; at first that of the kind before.
     fn rate(&mut self, kind: usize) -> &mut Rate {
+        let kind = kind.min(KINDS);
         while self.rates.len() <= kind {
             let before = self.rates.last().map_or(Rate::UNKNOWN, Rate::value);
             self.rates.push(Rate::guessed(before));
@@ -224,8 +232,8 @@ impl Speculation {
             *time = least;
         }
         // Between two known times on a line, after the last as steep as before.
-        let (mut at, mut slope) = (0, ROW * single);
-        let mut all = vec![single];
+        let (mut at, mut slope) = (0, ROW * least);
+        let mut all = vec![least];
         while all.len() < times.len() {
             let from = all[at];
             let next = (at + 1..times.len()).find_map(|i| Some((i, times[i]?)));
@@ -352,6 +360,30 @@ mod tests {
         );
     }
 
+    /// Is right, but takes long to begin.
+    struct Slow {
+        begun: bool,
+    }
+
+    impl Draft for Slow {
+        fn propose(&mut self, _: &[u32], most: usize, _: &Cancel) -> Result<Vec<u32>> {
+            if !std::mem::replace(&mut self.begun, true) {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Ok(vec![1; most])
+        }
+    }
+
+    #[test]
+    fn a_slow_start_does_not_end_drafting() {
+        let mut slow = Speculation::adaptive(Box::new(Slow { begun: false }), 15);
+        let cpu = |rows: usize| 0.7 + 0.3 * rows as f64;
+        let speed = simulate(&mut slow, 0, 50, 20, cpu);
+        assert!(speed > 1.5, "{speed}");
+        // Kinds have no limit that a caller could exceed.
+        assert!(slow.rate(usize::MAX).value() > 0.0);
+    }
+
     #[test]
     fn unknown_times_continue_known_ones() {
         let mut ones = Speculation::adaptive(Box::new(Ones), 15);
@@ -364,6 +396,11 @@ mod tests {
         let times: Vec<f64> = ones.times(7).unwrap().iter().map(|s| (s * 1e3).round()).collect();
         // Five rows took 120 ms, so fewer take no longer.
         assert_eq!(times, [100.0, 120.0, 120.0, 120.0, 120.0, 120.0, 120.0]);
+        ones.reset();
+        ones.ran(1, Duration::from_millis(50));
+        ones.ran(2, Duration::from_millis(6));
+        let times: Vec<f64> = ones.times(4).unwrap().iter().map(|s| (s * 1e3).round()).collect();
+        assert_eq!(times, [6.0; 4], "the first step was slow");
         ones.reset();
         ones.ran(1, Duration::from_millis(100));
         let times: Vec<f64> = ones.times(3).unwrap().iter().map(|s| (s * 1e3).round()).collect();

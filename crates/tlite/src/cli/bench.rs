@@ -65,8 +65,10 @@ Columns with --draft or --draft-model:
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
 /// starting with an empty context; tgN@D starts after D tokens. With --parallel, several sequences
-/// share the runs of the model. Each test runs once to warm up, then --repeat times. After Ctrl-C,
-/// the results so far are shown and the exit code is 130.
+/// share the runs of the model. With --draft or --draft-model, built-in prompts are answered with
+/// and without drafts, in up to the first --decode tokens (default: 256). Each test runs once to
+/// warm up, then --repeat times. After Ctrl-C, the results so far are shown and the exit code is
+/// 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",
@@ -77,7 +79,13 @@ pub struct Args {
     #[command(flatten)]
     model: RandomOptions,
     /// Prompt lengths [default: 128,512, limited by the context]
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one)]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        value_parser = from_one,
+        conflicts_with_all = ["draft", "draft_model"]
+    )]
     prefill: Vec<NonZeroUsize>,
     /// Numbers of tokens to decode [default: 64, limited by the context]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one)]
@@ -88,11 +96,12 @@ pub struct Args {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "0",
-        value_parser = from_zero::<usize>
+        value_parser = from_zero::<usize>,
+        conflicts_with_all = ["draft", "draft_model"]
     )]
     depth: Vec<usize>,
     /// Run N sequences at once, each with the first --prefill and --decode (128 by default)
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with = "depth")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with_all = ["depth", "draft", "draft_model"])]
     parallel: Vec<NonZeroUsize>,
     /// With --parallel on cpu: give each sequence exactly the tokens it gets alone
     #[arg(long, requires = "parallel")]
@@ -336,6 +345,10 @@ fn run_drafts(
     let sets = speculation::prompts(&codec)?;
     let (count, longest) = speculation::extent(&sets);
     let tokens = args.decode.first().map_or(ANSWER, |n| n.get());
+    if tokens < 2 {
+        let what = "1 is too small with a draft; the first token of an answer is not decoded";
+        return Err(Error::usage("--decode", what));
+    }
     let needed = longest.saturating_add(tokens);
     check_fits("--decode", needed, folder.context(options.context)?)?;
     // No more memory than the test needs.
@@ -398,6 +411,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return run_parallel(args, &folder, options, interrupt);
     }
     if args.drafts.most() > 0 {
+        if args.model.is_random() {
+            let what = "has no tokenizer, which drafts need for their prompts; name a model";
+            return Err(Error::usage("--random", what));
+        }
         return run_drafts(args, &folder, options, interrupt);
     }
     let mut loaded = load_model(&folder, &options, Purpose::Generation)?;

@@ -71,6 +71,11 @@ impl Source {
 }
 
 impl RandomOptions {
+    /// True if the model is made up.
+    pub fn is_random(&self) -> bool {
+        self.random.is_some()
+    }
+
     /// A usage error for an option that needs `--random`. The parser cannot check it: `--random`
     /// excludes MODEL, so it never requires one of them beside it.
     fn check_alone(&self) -> Result<()> {

@@ -175,6 +175,15 @@ fn values_out_of_range() {
     ] {
         fails(&["bench", "m", option, value], 2, &[option]);
     }
+    for (other, value) in [("--prefill", "8"), ("--depth", "8"), ("--parallel", "2")] {
+        fails(
+            &["bench", "m", "--draft", "ngram", other, value],
+            2,
+            &["--draft", other],
+        );
+    }
+    let random = ["bench", "--random", "smollm2-135m", "--draft", "ngram"];
+    fails(&random, 2, &["--random"]);
 }
 
 #[test]

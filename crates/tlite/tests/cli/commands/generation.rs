@@ -52,6 +52,7 @@ fn drafts_and_caches_change_no_token() {
     );
     let drafted = generate(&model, &["--draft-model", path(&model), "--draft-tokens", "3"]);
     assert_eq!(drafted["tokens"], plain["tokens"]);
+    assert!(drafted["accepted_tokens"].as_u64().unwrap() > 0, "{drafted}");
     let drafted = generate(&model, &["--draft", "ngram"]);
     assert_eq!(drafted["tokens"], plain["tokens"]);
 
@@ -213,6 +214,7 @@ fn a_draft_model_may_have_a_shorter_context() {
     let plain = generate(&model, &["--context", "48"]);
     let drafted = generate(&model, &["--context", "48", "--draft-model", path(&short)]);
     assert_eq!(drafted["tokens"], plain["tokens"]);
+    assert!(drafted["accepted_tokens"].as_u64().unwrap() > 0, "{drafted}");
     // What goes wrong with it is said of it.
     std::fs::write(short.join("model.onnx"), "no graph").unwrap();
     let values = ["--draft-model", path(&short), "model.onnx"];
