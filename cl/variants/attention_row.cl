@@ -3,13 +3,26 @@
 // of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
 // their maximum and their total: for attention_merge, or in `found` for the last work-group of the head, which counts reach that number.
 #include "common/mma"
-#ifdef SPLIT
-#ifndef HAS_FOUND
-#define PARTED
-#endif
-#endif
 #define LANES (DIM / 8)
 #define PARTS (DIM / 4)
+#define STORE_RESULT { \
+    y_put4(vector * PARTS + 2 * lid, all.lo / total); \
+    y_put4(vector * PARTS + 2 * lid + 1, all.hi / total); \
+  }
+#ifdef SPLIT
+#ifdef HAS_FOUND
+#define STORE STORE_RESULT
+#else
+#define STORE { \
+    uint at = (get_group_id(2) * p.heads + head) * (PARTS + 1); \
+    y_put4(at + 2 * lid, all.lo); \
+    y_put4(at + 2 * lid + 1, all.hi); \
+    if (lid == 0) y_put4(at + PARTS, (float4)(top, total, 0.0f, 0.0f)); \
+  }
+#endif
+#else
+#define STORE STORE_RESULT
+#endif
 #define WARPS (WG / 32)
 #define AT_ONCE (32 / LANES)
 #define TILE (WARPS * STEPS * AT_ONCE)
@@ -192,13 +205,5 @@ KERNEL {
   TOGETHER
 #endif
   if (lid >= LANES) return;
-#ifdef PARTED
-  uint at = (get_group_id(2) * p.heads + head) * (PARTS + 1);
-  y_put4(at + 2 * lid, all.lo);
-  y_put4(at + 2 * lid + 1, all.hi);
-  if (lid == 0) y_put4(at + PARTS, (float4)(top, total, 0.0f, 0.0f));
-#else
-  y_put4(vector * PARTS + 2 * lid, all.lo / total);
-  y_put4(vector * PARTS + 2 * lid + 1, all.hi / total);
-#endif
+  STORE
 }
