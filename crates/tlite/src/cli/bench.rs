@@ -146,6 +146,23 @@ pub(super) struct Report<'a> {
     interrupted: bool,
 }
 
+impl<'a> Report<'a> {
+    /// A report without lines.
+    fn of(place: &'a PlaceName, used: Option<Used>) -> Self {
+        Self {
+            backend: place.backend,
+            device: &place.device,
+            driver: &place.driver,
+            used,
+            results: &[],
+            parallel: &[],
+            draft: &[],
+            longest_slice_ms: None,
+            interrupted: false,
+        }
+    }
+}
+
 /// The numbers that are `asked` for, else the `usual` ones, limited to `room`. `notes` tells of
 /// limits.
 fn lengths(
@@ -310,28 +327,12 @@ fn run_parallel(
     let (lines, interrupted) = with_progress(runs, interrupt, |cancel, step| {
         parallel::bench(&steps, &args.parallel, lengths, args.repeat, cancel, step)
     })?;
-    let mut out = text_output();
-    if args.json {
-        let report = Report {
-            backend: place.backend,
-            device: &place.device,
-            driver: &place.driver,
-            used: None,
-            results: &[],
-            parallel: &lines,
-            draft: &[],
-            longest_slice_ms: None,
-            interrupted,
-        };
-        put_json(&mut out, &report)?;
-    } else if !lines.is_empty() {
-        let (name, rows) = (model_name(folder.dir())?, table(&parallel::rows(&lines), 0));
-        put(
-            &mut out,
-            &format!("{name} on {} ({})\n{rows}", place.device, place.backend),
-        )?;
-    }
-    ended(interrupted)
+    let report = Report {
+        parallel: &lines,
+        interrupted,
+        ..Report::of(&place, None)
+    };
+    print(args, folder, &report, &parallel::rows(&lines), 0)
 }
 
 /// Measures decoding with drafts.
@@ -366,28 +367,34 @@ fn run_drafts(
         let model = loaded.model.as_mut();
         speculation::bench(model, &mut drafts, &sets, lengths, &codec, cancel, step)
     })?;
-    let (mut out, place) = (text_output(), &loaded.place);
+    let report = Report {
+        draft: &lines,
+        interrupted,
+        ..Report::of(&loaded.place, Some(loaded.all.used()?))
+    };
+    print(args, folder, &report, &speculation::rows(&lines), 1)
+}
+
+/// Prints a report, as an object or as the table `rows` with its titles, if it has lines. `left`
+/// columns are aligned to the left.
+fn print(
+    args: &Args,
+    folder: &ModelFolder,
+    report: &Report<'_>,
+    rows: &[Vec<String>],
+    left: usize,
+) -> Result<()> {
+    let mut out = text_output();
     if args.json {
-        let report = Report {
-            backend: place.backend,
-            device: &place.device,
-            driver: &place.driver,
-            used: Some(loaded.all.used()?),
-            results: &[],
-            parallel: &[],
-            draft: &lines,
-            longest_slice_ms: None,
-            interrupted,
-        };
-        put_json(&mut out, &report)?;
-    } else if !lines.is_empty() {
-        let (name, rows) = (model_name(folder.dir())?, table(&speculation::rows(&lines), 1));
+        put_json(&mut out, report)?;
+    } else if rows.len() > 1 {
+        let (name, rows) = (model_name(folder.dir())?, table(rows, left));
         put(
             &mut out,
-            &format!("{name} on {} ({})\n{rows}", place.device, place.backend),
+            &format!("{name} on {} ({})\n{rows}", report.device, report.backend),
         )?;
     }
-    ended(interrupted)
+    ended(report.interrupted)
 }
 
 /// The end of a bench that Ctrl-C may have ended early.
@@ -430,15 +437,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut out = text_output();
     if args.json {
         let report = Report {
-            backend: place.backend,
-            device: &place.device,
-            driver: &place.driver,
-            used: Some(used),
             results: &lines,
-            parallel: &[],
-            draft: &[],
             longest_slice_ms,
             interrupted,
+            ..Report::of(place, Some(used))
         };
         put_json(&mut out, &report)?;
     } else {
