@@ -19,8 +19,8 @@ pub(super) type SequenceId = usize;
 
 /// Rows with which every prompt makes progress: see [`Sequence::chunk`].
 const ENOUGH: usize = 3 * CUT;
-/// A sequence without a job for so many plans is idle. A caller that takes longer, or has nothing
-/// to ask, loses its pages first.
+/// Number of plans without a job after which a sequence is idle. Idle sequences lose their pages
+/// first.
 const LATE: u64 = 8;
 
 /// The rows of a sequence in a step.
@@ -84,7 +84,7 @@ struct Pace {
 impl Pace {
     /// Time of a step with prompts, over one without.
     const LONGER: f64 = 1.8;
-    /// Prompts miss a step after so many that they shared, so that `decode` stays up to date.
+    /// Number of steps with prompts after which one runs without them, to measure `decode` again.
     const CHECK: usize = 16;
 
     /// Whether a step that decodes may have rows of prompts.
