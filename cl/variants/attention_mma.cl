@@ -2,7 +2,8 @@
 // with a running maximum. A warp takes 16 rows of queries of one head; the warps of a work-group share tiles of keys and values in local
 // memory, where the next keys are on their way while values are summed, and the other way round. A warp leaves a tile out in which the mask hides every
 // key from its rows: scores are taken to be less than 30000 apart. With CAUSAL a row sees keys up to its own place only; tiles that no row of the
-// work-group sees are not read, and a warp leaves out those that none of its rows sees.
+// work-group sees are not read, and a warp leaves out those that none of its rows sees. With tiles, which CAUSAL goes with, a work-group takes a
+// tile: rows of a sequence in pages of PAGE keys, of which KEYS is a part; see paged_attention.rs.
 #include "common/mma"
 #define LOWEST -3.4028235e38f
 #define HIDDEN -60000.0f
@@ -13,26 +14,40 @@
 // Vectors of a row are so turned that a warp reads keys, and rows of values, without conflict.
 #define K_PLACE(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 2 * 4)))
 #define V_PLACE(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 8)))
+// Where a key of the tile of keys from `first` on lies, in rows of the cache.
+#ifdef HAS_TILES
+#define PAGE 64
+#define PLACE(first, key) (pages_at(table + (first) / PAGE) * PAGE + (key) % PAGE)
+#else
+#define PLACE(first, key) (past + (key))
+#endif
 #define BRING(to, from, place, first) \
   for (uint e = lid; e < COPIES; e += WG) { \
     uint row = e / CHUNKS; \
-    COPY16(to + place(row, e % CHUNKS) * 16, from + (((past + min((first) + row, keys - 1)) * p.kv_heads + kv) * CHUNKS + e % CHUNKS) * 2); \
+    COPY16(to + place(row, e % CHUNKS) * 16, from + ((PLACE(first, min((first) + row, keys - 1)) * p.kv_heads + kv) * CHUNKS + e % CHUNKS) * 2); \
   }
 
 KERNEL {
   __local uint4 k_tile[COPIES], v_tile[COPIES];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint head = get_group_id(0), batch = get_group_id(2), kv = head / (p.heads / p.kv_heads);
-  // Later rows, which see more keys if attention is causal, come first.
-  uint row0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS + lid / 32 * 16;
-  uint keys = live_at(p.live_keys), past = batch * p.keys;
   uint k_to = LOCAL_ADDRESS(k_tile), v_to = LOCAL_ADDRESS(v_tile);
-  uint rows[2] = {min(row0 + g, p.rows - 1), min(row0 + g + 8, p.rows - 1)};
+  // Later rows, which see more keys if attention is causal, come first.
+  uint group = get_num_groups(1) - 1 - get_group_id(1);
+#ifdef HAS_TILES
+  uint start = tiles_at(group * 4), row_end = start + tiles_at(group * 4 + 1), table = tiles_at(group * 4 + 2);
+  if (start == row_end) return;
+  uint row0 = start + lid / 32 * 16, last_row = row_end - 1, group_row = last_row;
+  uint offset = tiles_at(group * 4 + 3) - start, keys = offset + last_row;
+#else
+  uint row0 = group * ROWS + lid / 32 * 16, row_end = p.rows, last_row = p.rows - 1, group_row = min(group * ROWS + ROWS - 1, last_row);
+  uint keys = live_at(p.live_keys), past = batch * p.keys, offset = keys - last_row;
+#endif
+  uint rows[2] = {min(row0 + g, last_row), min(row0 + g + 8, last_row)};
 #ifdef CAUSAL
   // Keys that each row sees, and the last rows of the warp and of the work-group: the last rows stand at the places of the last keys.
-  uint offset = keys - p.rows + 1, seen[2] = {offset + rows[0], offset + rows[1]};
-  uint warp_end = offset + min(row0 + 15, p.rows - 1);
-  uint end = offset + min((uint)(get_num_groups(1) - get_group_id(1)) * ROWS - 1, p.rows - 1);
+  uint seen[2] = {offset + rows[0], offset + rows[1]};
+  uint warp_end = row0 < row_end ? offset + min(row0 + 15, last_row) : 0, end = offset + group_row;
 #else
   uint seen[2] = {keys, keys}, end = keys;
 #endif
@@ -125,7 +140,7 @@ KERNEL {
     float all = total[h];
     WARP_SUM(all, 1);
     WARP_SUM(all, 2);
-    if (row0 + g + 8 * h >= p.rows) continue;
+    if (row0 + g + 8 * h >= row_end) continue;
     uint at = ((batch * p.rows + row0 + g + 8 * h) * p.heads + head) * (DIM / 2) + t;
     _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++) y_put2(at + n * 4, (float2)(sum[n][2 * h], sum[n][2 * h + 1]) / all);
   }

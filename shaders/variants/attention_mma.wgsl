@@ -3,7 +3,8 @@ enable wgpu_cooperative_matrix;
 // softmax(scale * q k^T + mask) v of many rows of halves by cooperative matrices of 16 x 16, with CAPPED of softcap * tanh(scores / softcap). A warp
 // takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
 // walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
-// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read.
+// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read. With tiles, which CAUSAL
+// goes with, a work-group takes a tile: rows of a sequence in pages of 64 keys, of which KEYS is a part; see paged_attention.rs.
 const ROWS: u32 = WG / 2u;
 const LOWEST: f32 = -3.4028235e38;
 // Rows in vectors of four halves: padded, so that they begin in different banks.
@@ -25,21 +26,31 @@ alias Left = coop_mat16x16<f16, A>;
 alias Right = coop_mat16x16<f16, B>;
 alias Sum = coop_mat16x16<f32, C>;
 
-struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32 }
+// Rows end before `row_end`, and the last of them sees `keys`. The pages of the tile begin at `table`.
+struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32, row_end: u32, table: u32 }
 
 // Number of keys that a row sees: the last rows stand at the places of the last keys.
-fn seen(keys: u32, row: u32) -> u32 {
+fn seen(at: Place, row: u32) -> u32 {
 #ifdef CAUSAL
-  return keys - p.rows + row + 1u;
+  return at.keys + row + 1u - at.row_end;
 #else
-  return keys;
+  return at.keys;
+#endif
+}
+
+// Where a key of the tile of keys from `first` on lies, in rows of the cache.
+fn place(at: Place, first: u32, key: u32) -> u32 {
+#ifdef HAS_TILES
+  return u32(pages_at(at.table + first / 64u)) * 64u + key % 64u;
+#else
+  return at.past + key;
 #endif
 }
 
 fn bring_keys(at: Place, first: u32, lid: u32) {
   workgroupBarrier();
   for (var e = lid; e < KEYS * QUADS; e += WG) {
-    let row = at.past + min(first + e / QUADS, at.keys - 1u);
+    let row = place(at, first, min(first + e / QUADS, at.keys - 1u));
     tile[e / QUADS * ROW + e % QUADS] = k[(row * p.kv_heads + at.kv) * QUADS + e % QUADS];
   }
   workgroupBarrier();
@@ -48,7 +59,7 @@ fn bring_keys(at: Place, first: u32, lid: u32) {
 fn bring_values(at: Place, first: u32, lid: u32) {
   workgroupBarrier();
   for (var e = lid; e < KEYS * QUADS; e += WG) {
-    let row = at.past + min(first + e / QUADS, at.keys - 1u);
+    let row = place(at, first, min(first + e / QUADS, at.keys - 1u));
     tile[e / QUADS * ROW + e % QUADS] = v[(row * p.kv_heads + at.kv) * QUADS + e % QUADS];
   }
   workgroupBarrier();
@@ -56,7 +67,7 @@ fn bring_values(at: Place, first: u32, lid: u32) {
 
 // The score of a key in its tile, as the softmax takes it, for row `own` of the work-group.
 fn score(at: Place, own: u32, row: u32, first: u32, key: u32) -> f32 {
-  if (first + key >= seen(at.keys, row)) { return LOWEST; }
+  if (first + key >= seen(at, row)) { return LOWEST; }
   var s = scores[own * KEYS + key] * p.scale;
 #ifdef CAPPED
   s = p.softcap * tanh(clamp(s / p.softcap, -20.0, 20.0));
@@ -73,19 +84,28 @@ fn attention_mma(
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
 ) {
-  let keys = u32(live_at(p.live_keys));
   let head = group.x;
-  let at = Place(group.z, head, head / (p.heads / p.kv_heads), group.z * p.keys, keys);
+  let kv = head / (p.heads / p.kv_heads);
   // Later rows, which see more keys if attention is causal, come first.
-  let row0 = (groups.y - 1u - group.y) * ROWS;
-  let end = seen(keys, min(row0 + ROWS - 1u, p.rows - 1u));
+  let part_of_rows = groups.y - 1u - group.y;
+#ifdef HAS_TILES
+  let tile_at = part_of_rows * 4u;
+  let row0 = u32(tiles_at(tile_at));
+  let count = u32(tiles_at(tile_at + 1u));
+  let at = Place(group.z, head, kv, 0u, u32(tiles_at(tile_at + 3u)) + count - 1u, row0 + count, u32(tiles_at(tile_at + 2u)));
+#else
+  let row0 = part_of_rows * ROWS;
+  let at = Place(group.z, head, kv, group.z * p.keys, u32(live_at(p.live_keys)), p.rows, 0u);
+#endif
+  let last_row = max(at.row_end, 1u) - 1u;
+  let end = select(0u, seen(at, min(row0 + ROWS - 1u, last_row)), row0 < at.row_end);
   let warp = lid / 32u;
   // Two work-items look after a row, and half of its keys each.
   let own = lid / 2u;
   let part = lid % 2u * (KEYS / 2u);
-  let row = min(row0 + own, p.rows - 1u);
+  let row = min(row0 + own, last_row);
   for (var e = lid; e < ROWS * QUADS; e += WG) {
-    let source = (at.batch * p.rows + min(row0 + e / QUADS, p.rows - 1u)) * p.heads + head;
+    let source = (at.batch * p.rows + min(row0 + e / QUADS, last_row)) * p.heads + head;
     tile[e / QUADS * ROW + e % QUADS] = q[source * QUADS + e % QUADS];
   }
   workgroupBarrier();
@@ -184,69 +204,69 @@ fn attention_mma(
   workgroupBarrier();
   coopStoreT(s0, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 0u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 0u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s1, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 4u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 4u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s2, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 8u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 8u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s3, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 12u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 12u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
 #ifdef FROM128
   workgroupBarrier();
   coopStoreT(s4, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 16u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 16u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s5, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 20u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 20u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s6, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 24u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 24u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s7, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 28u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 28u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
 #endif
 #ifdef FROM256
   workgroupBarrier();
   coopStoreT(s8, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 32u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 32u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s9, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 36u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 36u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s10, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 40u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 40u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s11, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 44u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 44u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s12, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 48u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 48u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s13, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 52u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 52u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s14, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 56u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 56u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
   workgroupBarrier();
   coopStoreT(s15, &scores[warp * 256u], 16u);
   workgroupBarrier();
-  if (row0 + own < p.rows) { put_eight(result + 60u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
+  if (row0 + own < at.row_end) { put_eight(result + 60u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
 #endif
 }

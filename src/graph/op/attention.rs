@@ -40,7 +40,10 @@ crate::kernel! {
     static TENSOR_CORES: TypedKernel<TensorCoresArgs> = "variants/attention_mma" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32
-    } [q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, live: Weight, y: Out]
+    } [
+        q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, tiles: OptionalIn,
+        pages: OptionalIn, live: Weight, y: Out
+    ]
     .reads_grid_axes(&[1])
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -90,8 +93,8 @@ pub fn supports_head_size(size: i64) -> bool {
     size % 2 == 0 && size <= MAX_HEAD
 }
 
-/// Work-items per work-group on tensor cores (32 of them process 16 rows) and the local memory they
-/// use.
+/// Work-items per work-group on tensor cores (32 of them process 16 rows, all of them a tile of
+/// [`super::paged_attention`]) and the local memory they use.
 const TENSOR_CORE_NEEDS: (u32, u32) = (128, 46 << 10);
 
 /// Work-items per work-group of the kernel for one row.

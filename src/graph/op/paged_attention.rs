@@ -5,7 +5,7 @@
 //! [`super::kv_append_q8`]; tiles, integers `[tiles, 4]`; pages, integers `[n]`. The result is
 //! `[1, rows, heads, d]`.
 //!
-//! A *tile* is up to [`tile_rows`] consecutive rows of one sequence: its first row, its number of
+//! A *tile* is up to [`TILE_ROWS`] consecutive rows of one sequence: its first row, its number of
 //! rows (0 for a tile that does nothing), the position in `pages` of the first page of its
 //! sequence, and the number of keys that its first row sees; each further row sees one more. Key j
 //! of the sequence is row `j % PAGE` of page `j / PAGE`, where a page is [`PAGE`] rows of the
@@ -17,7 +17,6 @@ use super::case::{Case, given, input};
 use super::kv_append_q8::KvAppendQ8;
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::backend::DeviceProfile;
 use crate::lower::LowerCx;
 use crate::num;
 use crate::shape::Fact;
@@ -33,11 +32,8 @@ pub const CUT: usize = 16;
 /// Integers of a tile.
 pub const TILE: usize = 4;
 
-/// Most rows of a tile. Native kernels pack keys once for all of them; others give each few a
-/// work-group.
-pub fn tile_rows(device: &DeviceProfile) -> usize {
-    if device.is_native() { PAGE } else { 16 }
-}
+/// Maximum rows of a tile.
+pub const TILE_ROWS: usize = PAGE;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
@@ -170,6 +166,17 @@ pub static DEF: OpDef = OpDef {
 
 /// Rows of sequences: for each the number of cached keys and of new rows.
 fn case(sequences: &[(usize, usize)], heads: [usize; 2], dim: usize, q8: bool) -> OpResult<Case> {
+    tiled(sequences, heads, dim, q8, 16)
+}
+
+/// With up to `most` rows of a tile.
+fn tiled(
+    sequences: &[(usize, usize)],
+    heads: [usize; 2],
+    dim: usize,
+    q8: bool,
+    most: usize,
+) -> OpResult<Case> {
     let [heads, kv_heads] = heads;
     let needed = |&(past, new): &(usize, usize)| (past + new).div_ceil(PAGE);
     let all: usize = sequences.iter().map(needed).sum();
@@ -186,7 +193,7 @@ fn case(sequences: &[(usize, usize)], heads: [usize; 2], dim: usize, q8: bool) -
         pages.extend(own);
         let mut done = 0;
         while done < new {
-            let count = (new - done).min(16);
+            let count = (new - done).min(most);
             tiles.extend([rows, count, table, past + done + 1].map(num::signed));
             (rows, done) = (rows + count, done + count);
         }
@@ -227,7 +234,7 @@ fn cases() -> Vec<Case> {
         };
         Ok(Case::new(PagedAttention { attention }, case?.inputs))
     };
-    let all: [OpResult<Case>; 9] = [
+    let all: [OpResult<Case>; 13] = [
         case(&[(0, 1)], [4, 2], 16, false),
         case(&[(70, 1), (0, 1), (200, 1)], [9, 3], 64, false),
         case(&[(0, 30), (64, 1), (5, 3)], [9, 3], 64, false),
@@ -237,6 +244,10 @@ fn cases() -> Vec<Case> {
         case(&[(70, 1), (0, 20)], [4, 2], 32, true),
         case(&[(130, 1), (64, 1), (1, 1)], [9, 3], 64, true),
         capped(case(&[(100, 9), (20, 1)], [4, 2], 12, false)),
+        tiled(&[(0, 100), (70, 1), (127, 1), (64, 64)], [9, 3], 64, false, 64),
+        tiled(&[(128, 33), (3, 1), (0, 65)], [4, 1], 128, false, 64),
+        tiled(&[(64, 40), (90, 2)], [4, 2], 256, false, 64),
+        capped(tiled(&[(0, 64), (190, 20)], [4, 2], 64, true, 64)),
     ];
     all.into_iter().flatten().collect()
 }

@@ -2,11 +2,11 @@
 
 use super::device::chosen;
 use super::{Decoder, DecoderMemory, SequenceConfig, check_tokens};
-use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend};
+use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program};
-use crate::graph::op::paged_attention::{PAGE, TILE, tile_rows};
+use crate::graph::op::paged_attention::{PAGE, TILE, TILE_ROWS};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
 use crate::llm::roles;
 use crate::note::Note;
@@ -84,7 +84,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn of(spans: &[Span<'_>], tile: usize) -> Result<Self> {
+    fn of(spans: &[Span<'_>]) -> Result<Self> {
         let mut all = Self::default();
         for span in spans {
             let table = all.pages.len();
@@ -108,7 +108,7 @@ impl Tables {
             while done < span.tokens.len() {
                 let position = span.start + done;
                 // Tiles depend on positions alone, so that results do not depend on the step.
-                let most = if span.alone { 1 } else { tile - position % tile };
+                let most = if span.alone { 1 } else { TILE_ROWS - position % TILE_ROWS };
                 let count = most.min(span.tokens.len() - done);
                 all.tiles
                     .extend([first + done, count, table, position + 1].map(signed));
@@ -306,7 +306,7 @@ impl BatchModel {
                 logits,
                 alone: false,
             };
-            let tables = Tables::of(&[span], self.tile())?;
+            let tables = Tables::of(&[span])?;
             let bindings = tables.bindings(&self.decoder, most);
             loop {
                 tables.write(&self.decoder, &mut self.executor, plan)?;
@@ -316,14 +316,6 @@ impl BatchModel {
             }
         }
         Ok(())
-    }
-
-    fn profile(&self) -> &DeviceProfile {
-        &self.executor.caps().profile
-    }
-
-    fn tile(&self) -> usize {
-        tile_rows(self.profile())
     }
 
     fn ran(&self) -> Result<(usize, usize)> {
@@ -343,7 +335,7 @@ impl RowModel for BatchModel {
 
     fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
         self.ran = None;
-        let tables = Tables::of(spans, self.tile())?;
+        let tables = Tables::of(spans)?;
         tables.check(&self.config)?;
         let rows = tables.tokens.len();
         let plan = self.most.iter().position(|most| rows <= *most);

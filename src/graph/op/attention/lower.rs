@@ -4,7 +4,7 @@ use super::{
     Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
     TENSOR_CORE_NEEDS, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
-use crate::graph::op::paged_attention::tile_rows;
+use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::num;
@@ -77,8 +77,8 @@ struct Node {
     /// Keys read by a single query, and whether there can be more than [`UNSPLIT`].
     read: Dim,
     many: bool,
-    /// There are at most [`FEW`] rows.
-    few: bool,
+    /// Maximum number of queries, if known.
+    most: Option<i64>,
     stored: KvStorage,
     /// Tiles and pages, and the number of tiles, of [`PagedAttention`].
     paged: Option<Paged>,
@@ -159,7 +159,7 @@ impl Node {
                 Some(w) => keys.minimum(&w.into())?,
                 None => keys.clone(),
             },
-            few: cx.upper_bound(queries).is_some_and(|most| most <= FEW),
+            most: cx.upper_bound(queries),
             many: window.or(upper).is_none_or(|n| n > UNSPLIT),
             stored,
             paged,
@@ -193,12 +193,12 @@ impl Node {
     fn strategy(&self, device: &DeviceProfile, result: DType) -> Strategy {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
-        let plain = self.stored == KvStorage::Floats
-            && self.window.is_none()
-            && self.ring.is_none()
-            && self.paged.is_none();
-        let few_in_pages = self.paged.is_some() && self.few && self.stored == KvStorage::Floats;
-        if (plain && self.single() || few_in_pages) && by_rows(device, dim, operands) {
+        let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
+        let few = match self.paged {
+            Some(_) => self.most.is_some_and(|most| most <= FEW),
+            None => self.single(),
+        };
+        if plain && few && by_rows(device, dim, operands) {
             Strategy::Row
         } else if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
             Strategy::TensorCores
@@ -228,17 +228,14 @@ impl Node {
 
     /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
     /// vector.
-    fn cut(&self, device: &DeviceProfile, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
+    fn cut(&self, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
         let heads = self.heads.exact_div(&together);
         // Work-groups of a tile.
-        let groups = match &self.paged {
-            None => None,
-            Some(_) => Some(num::signed(
-                tile_rows(device).div_ceil(num::exact(cut.rows, "rows")?),
-            )),
-        };
+        let most = num::signed(TILE_ROWS);
+        let of_tile = self.most.map_or(most, |rows| rows.min(most));
+        let groups = self.paged.as_ref().map(|_| (of_tile + cut.rows - 1) / cut.rows);
         let rows = match (&self.paged, groups) {
             (Some(paged), Some(groups)) => paged.count.mul(&groups.into())?,
             _ => self.queries.ceil_div(cut.rows)?,
@@ -301,9 +298,12 @@ impl Node {
     fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
         // Local memory holds fewer keys of large heads.
         let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
-        let rows = self.queries.ceil_div(i64::from(TENSOR_CORE_NEEDS.0 / 2))?;
+        let groups = match &self.paged {
+            Some(paged) => paged.count.clone(),
+            None => self.queries.ceil_div(i64::from(TENSOR_CORE_NEEDS.0 / 2))?,
+        };
         let call = with_size(Call::new(&TENSOR_CORES, TENSOR_CORE_NEEDS.0), self.dim).define("KEYS", keys);
-        Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
+        Ok(call.grid(self.heads.clone(), groups, self.batch.clone()))
     }
 
     fn by_groups(
@@ -339,7 +339,7 @@ impl Node {
             lanes,
         };
         let workgroup = num::exact(items, "work-items")?;
-        let call = self.wide(self.cut(device, &cut, workgroup, self.parts(splits))?);
+        let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
             ("Q8", self.stored == KvStorage::Words),
@@ -413,6 +413,7 @@ impl Attention {
             _ => cx.output(0)?,
         };
         let [q, k, v] = node.operands;
+        let paged = node.paged.as_ref();
         let [mask_b, mask_h, mask_s, mask_t] = node.strides.clone();
         /// The arguments of a kernel: those that all kernels have, and its own.
         macro_rules! args {
@@ -422,6 +423,8 @@ impl Attention {
                     k,
                     v,
                     mask: node.mask,
+                    tiles: paged.map(|p| p.tiles),
+                    pages: paged.map(|p| p.pages),
                     live,
                     y: result,
                     heads: node.heads.clone(),
@@ -447,9 +450,7 @@ impl Attention {
                     found: counted.map(|(found, _)| found),
                     counts: counted.map(|(_, n)| cx.counters(n)),
                     splits: node.parts(splits.as_ref()),
-                    tile_count: node.paged.as_ref().map_or(0.into(), |p| p.count.clone()),
-                    tiles: node.paged.as_ref().map(|p| p.tiles),
-                    pages: node.paged.as_ref().map(|p| p.pages),
+                    tile_count: paged.map_or(0.into(), |p| p.count.clone()),
                 });
                 cx.emit(self.finish(node, node.by_row(split, splits.as_ref())), args)?;
             }
@@ -460,13 +461,7 @@ impl Attention {
             Strategy::Groups => {
                 let call = node.by_groups(cx.device(), split, splits.as_ref())?;
                 let parts = node.own_parts(cx.device());
-                let tables = node.paged.as_ref();
-                let args = args!(Args {
-                    parts,
-                    tiles: tables.map(|p| p.tiles),
-                    pages: tables.map(|p| p.pages),
-                });
-                cx.emit(self.finish(node, call), args)?;
+                cx.emit(self.finish(node, call), args!(Args { parts }))?;
             }
         }
         match splits {
