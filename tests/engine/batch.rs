@@ -7,7 +7,7 @@ use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{
-    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span, UNIFORM_ROWS,
 };
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, Steps};
@@ -18,6 +18,7 @@ const CONFIG: BatchConfig = BatchConfig {
     context: 200,
     rows: 64,
     logits: 64,
+    uniform: false,
 };
 
 /// A sequence: its tokens, and its pages in no order.
@@ -168,9 +169,13 @@ fn native_rows_do_not_depend_on_the_step() {
 
 /// Steps of the tiny model on a device, with few pages.
 fn steps(device: &Device, file: &Path, reproducible: bool, kv_q8: bool) -> Steps {
+    let uniform = reproducible && !device.caps.profile.is_native();
+    let rows = if uniform { UNIFORM_ROWS } else { 128 };
     let config = BatchConfig {
         pages: 7,
-        rows: 128,
+        rows,
+        logits: rows.min(CONFIG.logits),
+        uniform,
         ..CONFIG
     };
     let target = Target {
@@ -228,11 +233,11 @@ fn sequences_in_threads_get_what_they_get_alone() {
     let (_dir, model) = tiny_model("llama", Default::default());
     let file = model.join("model.onnx");
     for device in devices() {
-        let exact = device.caps.profile.is_native();
-        for kv_q8 in [false, true] {
+        let native = device.caps.profile.is_native();
+        for (kv_q8, exact) in [(false, false), (false, true), (true, true)] {
             let alone = steps(&device, &file, exact, kv_q8);
             let together = steps(&device, &file, exact, kv_q8);
-            let (rounds, threads) = if exact { (12, 8) } else { (1, 4) };
+            let (rounds, threads) = if native { (12, 8) } else { (1, 4) };
             for round in 0..rounds {
                 let seeds = || (0..threads).map(|i| round * 100 + i);
                 let found: Vec<Vec<u32>> = std::thread::scope(|scope| {

@@ -128,8 +128,9 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Scheduler {
     config: BatchConfig,
-    /// Share only pages with the bits that each sequence would compute itself.
-    reproducible: bool,
+    /// Results depend on how tokens are fed, and are to be those that each sequence gets alone:
+    /// tokens are fed as they would be then, and only pages with the same bits are shared.
+    exact: bool,
     sequences: Vec<Sequence>,
     closed: Vec<SequenceId>,
     pages: Pages,
@@ -143,10 +144,10 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(config: BatchConfig, reproducible: bool) -> Self {
+    pub fn new(config: BatchConfig, exact: bool) -> Self {
         Self {
             config,
-            reproducible,
+            exact,
             sequences: Vec::new(),
             closed: Vec::new(),
             pages: Pages::new(config.pages),
@@ -219,21 +220,21 @@ impl Scheduler {
     pub fn truncate(&mut self, id: SequenceId, len: usize) {
         let sequence = &mut self.sequences[id];
         sequence.expected &= len > 0;
-        sequence.truncate(len, self.reproducible, &mut self.pages);
+        sequence.truncate(len, self.exact, &mut self.pages);
     }
 
     /// Queues tokens of a sequence without a job; the last `outputs` have results.
     pub fn queue(&mut self, id: SequenceId, tokens: &[u32], outputs: usize, wanted: Wanted) {
         let now = self.now();
-        let reproducible = self.reproducible;
+        let exact = self.exact;
         let sequence = &mut self.sequences[id];
         let first = sequence.tokens.len();
         if first == 0 {
             sequence.since = now;
         }
         // Draft tokens with results are computed like decoded tokens.
-        let alone = reproducible && (tokens.len() == 1 || outputs > 1);
-        sequence.extend(tokens, alone, reproducible);
+        let alone = exact && (tokens.len() == 1 || outputs > 1);
+        sequence.extend(tokens, alone, exact);
         sequence.start(first, outputs, wanted);
     }
 
@@ -244,7 +245,7 @@ impl Scheduler {
             sequence.cancelled = true;
             return false;
         }
-        sequence.drop_job(self.reproducible, &mut self.pages);
+        sequence.drop_job(self.exact, &mut self.pages);
         true
     }
 
@@ -304,7 +305,7 @@ impl Scheduler {
         order.retain(|id| self.sequences[*id].ready);
         let decodes = |s: &Sequence| s.left() <= CUT.max(s.job.map_or(0, |job| job.outputs));
         let any_prompt = order.iter().any(|id| !decodes(&self.sequences[*id]));
-        let kept = if any_prompt { PAGE } else { 0 };
+        let kept = if any_prompt { PAGE.min(self.config.rows / 2) } else { 0 };
         let mut room = self.config.rows.saturating_sub(kept);
         order.sort_unstable_by_key(|id| {
             let s = &self.sequences[*id];
@@ -346,11 +347,11 @@ impl Scheduler {
     /// Adds the next rows of a sequence to a step: at most `room`, or [`ENOUGH`] if `room` is at
     /// least [`CUT`] but no chunk fits. Returns their number.
     fn take_rows(&mut self, id: SequenceId, room: usize, step: &mut Step) -> usize {
-        let sequence = &mut self.sequences[id];
+        let (sequence, exact) = (&mut self.sequences[id], self.exact);
         let most = self.config.rows - step.tokens.len();
-        let mut chunk = sequence.chunk(room.min(most));
+        let mut chunk = sequence.chunk(room.min(most), exact);
         if chunk.count == 0 && room >= CUT && most >= ENOUGH {
-            chunk = sequence.chunk(ENOUGH);
+            chunk = sequence.chunk(ENOUGH, exact);
         }
         let start = sequence.cached;
         let outputs = sequence.outputs_of(start, start + chunk.count);
@@ -388,7 +389,7 @@ impl Scheduler {
         if starts && *full {
             return false;
         }
-        let (plain, rows) = (self.reproducible, self.config.rows);
+        let (plain, rows) = (self.exact, self.config.rows);
         self.sequences[id].adopt(&mut self.pages, &mut self.known, plain);
         if starts && !self.has_room(id) {
             // Texts that it uses stay known.
@@ -422,7 +423,7 @@ impl Scheduler {
 
     /// Copies a page whose text begins like the next page of a sequence.
     fn adopt_part(&mut self, id: SequenceId, step: &mut Step) {
-        let (sequence, plain) = (&self.sequences[id], self.reproducible);
+        let (sequence, plain) = (&self.sequences[id], self.exact);
         if sequence.adoptable(PAGE, plain) < CUT {
             return;
         }
@@ -559,7 +560,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[part.sequence];
             sequence.in_step = false;
             sequence.cached = part.start + part.tokens.len();
-            sequence.publish(&mut self.pages, &mut self.known, self.reproducible);
+            sequence.publish(&mut self.pages, &mut self.known, self.exact);
             let rows = id_row..id_row + part.outputs;
             id_row = rows.end;
             match part.wanted {
@@ -576,7 +577,7 @@ impl Scheduler {
             }
             if sequence.cancelled {
                 sequence.answer.error = Some(Error::Interrupted);
-                sequence.drop_job(self.reproducible, &mut self.pages);
+                sequence.drop_job(self.exact, &mut self.pages);
             } else if sequence.left() > 0 {
                 continue;
             }
@@ -596,7 +597,7 @@ impl Scheduler {
                 continue;
             }
             sequence.in_step = false;
-            sequence.drop_job(self.reproducible, &mut self.pages);
+            sequence.drop_job(self.exact, &mut self.pages);
             sequence.answer.error = Some(copy_of(error));
             sequence.answered = true;
             answered(id);

@@ -187,13 +187,13 @@ impl Sequence {
         })
     }
 
-    /// Up to `most` of the next tokens. Chunks of tokens computed together end where this does not
-    /// change results: after a page, or at a multiple of [`CUT`] with at least that many rows of
-    /// the page on either side. The count is 0 if there is no such chunk.
-    pub fn chunk(&self, most: usize) -> Chunk {
+    /// Up to `most` of the next tokens. With `exact`, chunks of tokens computed together end where
+    /// this does not change results: after a page, or at a multiple of [`CUT`] with at least that
+    /// many rows of the page on either side. The count is 0 if there is no such chunk.
+    pub fn chunk(&self, most: usize, exact: bool) -> Chunk {
         let Segment { end, alone } = self.segment();
         let left = end - self.cached;
-        if left <= most || alone {
+        if left <= most || alone || !exact {
             let count = left.min(most);
             return Chunk { count, alone };
         }
@@ -351,7 +351,7 @@ mod tests {
         for (tokens, cached, most, want) in cases {
             let mut sequence = fed(&[(tokens, false)]);
             sequence.cached = cached;
-            let chunk = sequence.chunk(most);
+            let chunk = sequence.chunk(most, true);
             assert_eq!(
                 (chunk.count, chunk.alone),
                 (want, false),
@@ -363,7 +363,7 @@ mod tests {
             for cached in 0..tokens {
                 let mut sequence = fed(&[(tokens, false)]);
                 sequence.cached = cached;
-                assert!(sequence.chunk(48).count > 0, "{tokens} {cached}");
+                assert!(sequence.chunk(48, true).count > 0, "{tokens} {cached}");
             }
         }
     }
@@ -372,10 +372,10 @@ mod tests {
     fn segments_are_fed_again_as_they_were() {
         let mut pages = Pages::new(9);
         let mut sequence = fed(&[(10, false), (1, true), (1, true), (5, false)]);
-        assert_eq!(sequence.chunk(7).count, 0, "10 tokens are not cut");
+        assert_eq!(sequence.chunk(7, true).count, 0, "10 tokens are not cut");
         sequence.cached = 10;
         assert_eq!(
-            sequence.chunk(7),
+            sequence.chunk(7, true),
             Chunk {
                 count: 2,
                 alone: true
@@ -385,7 +385,7 @@ mod tests {
         sequence.extend(&[1], true, true);
         sequence.cached = 0;
         assert_eq!(
-            sequence.chunk(64),
+            sequence.chunk(64, true),
             Chunk {
                 count: 10,
                 alone: false
@@ -393,7 +393,7 @@ mod tests {
         );
         sequence.cached = 10;
         assert_eq!(
-            sequence.chunk(64),
+            sequence.chunk(64, true),
             Chunk {
                 count: 2,
                 alone: true
@@ -402,7 +402,7 @@ mod tests {
         sequence.truncate(0, true, &mut pages);
         sequence.extend(&[1, 2], false, true);
         assert_eq!(
-            sequence.chunk(64),
+            sequence.chunk(64, true),
             Chunk {
                 count: 2,
                 alone: false

@@ -55,17 +55,19 @@ pub struct Steps {
 
 impl Steps {
     /// Starts the thread. With `reproducible`, each sequence gets exactly the results that it gets
-    /// alone, if `model` computes rows independently of others. `quota` is that of the model.
+    /// alone, if `model` is native or uniform ([`BatchConfig::uniform`]). `quota` is that of the
+    /// model.
     pub fn start(model: impl RowModel + 'static, reproducible: bool, quota: Option<Quota>) -> Result<Self> {
         let (vocab, config) = (model.vocab(), model.config());
-        let least = config.context.div_ceil(PAGE);
-        if config.rows < 2 * PAGE || config.pages < least || config.logits == 0 {
-            let what = format!("steps need 128 rows, {least} pages and logits, found {config:?}");
+        let (pages, rows) = (config.context.div_ceil(PAGE), config.least_rows());
+        if config.rows < rows || config.pages < pages || config.logits == 0 {
+            let what = format!("steps need {rows} rows, {pages} pages and logits, found {config:?}");
             return Err(Error::internal(Stage::Run, what));
         }
+        let exact = reproducible && !config.uniform;
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                scheduler: Scheduler::new(config, reproducible),
+                scheduler: Scheduler::new(config, exact),
                 answered: Instant::now(),
                 pause: Duration::from_millis(1),
                 turns: Vec::new(),

@@ -130,6 +130,7 @@ const CONFIG: BatchConfig = BatchConfig {
     context: 256,
     rows: 128,
     logits: 64,
+    uniform: false,
 };
 
 /// Steps over a model that fails in step `fails_in`, if any.

@@ -21,6 +21,10 @@ use std::sync::Arc;
 /// Tokens of a step that validates kernels: more than one row tile of most kernels.
 const SAMPLE: usize = 12;
 
+/// Rows of the plan of a uniform model: as many as kernels for a few rows compute, so that steps
+/// of few sequences cost little.
+pub const UNIFORM_ROWS: usize = 32;
+
 /// Sizes for which rows of several sequences are planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchConfig {
@@ -32,6 +36,16 @@ pub struct BatchConfig {
     pub rows: usize,
     /// Maximum number of rows of a step with logits.
     pub logits: usize,
+    /// Steps of all sizes use one plan. On devices whose kernels depend on the number of rows, the
+    /// results of a row then do not depend on the step.
+    pub uniform: bool,
+}
+
+impl BatchConfig {
+    /// Minimum of `rows` with which all sequences make progress.
+    pub fn least_rows(&self) -> usize {
+        if self.uniform { UNIFORM_ROWS } else { 2 * PAGE }
+    }
 }
 
 /// Consecutive tokens of a sequence.
@@ -186,6 +200,9 @@ impl Tables {
 impl Decoder {
     /// Numbers of rows with plans of their own, ascending.
     fn row_plans(caps: &Caps, config: &BatchConfig) -> Vec<usize> {
+        if config.uniform {
+            return vec![config.rows];
+        }
         let lengths = SequenceConfig {
             chunk: config.rows,
             ..SequenceConfig::of(config.context).on(caps)

@@ -13,8 +13,6 @@ use crate::num;
 use crate::placement::Opened;
 use crate::quota::Quota;
 
-/// Minimum of [`BatchConfig::rows`].
-const LEAST_ROWS: usize = 2 * PAGE;
 /// Minimum of [`BatchConfig::logits`].
 const LEAST_LOGITS: usize = 64;
 
@@ -27,8 +25,8 @@ pub struct BatchOptions {
     /// selects `sequences` times the context length, limited to half of the memory that the model
     /// leaves.
     pub tokens: Option<usize>,
-    /// Each sequence gets exactly the tokens that it gets alone, whatever else runs. Backend
-    /// `cpu` only.
+    /// Each sequence gets exactly the tokens that it gets alone, whatever else runs. On GPUs this
+    /// costs speed, since steps of all sizes use the same kernels.
     pub reproducible: bool,
 }
 
@@ -73,7 +71,6 @@ impl LoadedRows {
         };
         let caps = backend.caps().clone();
         options.check_on(&caps)?;
-        batch.check_on(&caps)?;
         let mut notes = options.place.notes(Some(&caps)).into_iter().collect::<Vec<_>>();
         let context = folder.context(options.context)?;
         let builder = options.builder(options.target(&caps, Purpose::Batch), Purpose::Batch);
@@ -102,17 +99,6 @@ impl BatchOptions {
             _ => Ok(()),
         }
     }
-
-    fn check_on(&self, caps: &Caps) -> Result<()> {
-        if self.reproducible && !caps.profile.is_native() {
-            let what = format!(
-                "on {} the kernels depend on the number of rows of a step; use the backend cpu",
-                caps.backend
-            );
-            return Err(Error::usage("reproducible", what).of_kind(ErrorKind::Unsupported));
-        }
-        Ok(())
-    }
 }
 
 /// The sizes for a device. A usage error if they do not fit its memory.
@@ -124,14 +110,22 @@ fn config(
     batch: &BatchOptions,
 ) -> Result<BatchConfig> {
     let least = context.div_ceil(PAGE);
-    let rows = SequenceConfig::of(usize::MAX).on(caps).chunk.max(LEAST_ROWS);
-    let logits = batch.sequences.saturating_mul(options.drafts + 1);
     let mut config = BatchConfig {
         pages: least,
         context,
-        rows,
-        logits: logits.clamp(LEAST_LOGITS, rows),
+        rows: 0,
+        logits: 0,
+        uniform: batch.reproducible && !caps.profile.is_native(),
     };
+    config.rows = match config.uniform {
+        true => config.least_rows(),
+        false => SequenceConfig::of(usize::MAX)
+            .on(caps)
+            .chunk
+            .max(config.least_rows()),
+    };
+    let logits = batch.sequences.saturating_mul(options.drafts + 1);
+    config.logits = logits.max(LEAST_LOGITS).min(config.rows);
     let memory = decoder.batch_memory(caps, &config)?;
     let free = match memory.device {
         0 => u64::MAX,

@@ -103,7 +103,7 @@ pub struct Args {
     /// Run N sequences at once, each with the first --prefill and --decode (128 by default)
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with_all = ["depth", "draft", "draft_model"])]
     parallel: Vec<NonZeroUsize>,
-    /// With --parallel on cpu: give each sequence exactly the tokens it gets alone
+    /// With --parallel: give each sequence exactly the tokens it gets alone (slower on GPUs)
     #[arg(long, requires = "parallel")]
     reproducible: bool,
     #[command(flatten)]

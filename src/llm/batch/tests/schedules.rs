@@ -68,13 +68,17 @@ impl Run {
         let mut random = SplitMix64::new(seed);
         let mut below = |n: u64| usize::try_from(random.next_u64() % n).unwrap();
         let context = 70 + below(300);
-        let config = BatchConfig {
+        let (exact, uniform) = [(true, false), (false, false), (false, true)][below(3)];
+        let mut config = BatchConfig {
             pages: context.div_ceil(PAGE) + below(8),
             context,
             rows: 128,
             logits: 64,
+            uniform,
         };
-        let exact = below(2) == 0;
+        if uniform {
+            (config.rows, config.logits) = (config.least_rows(), config.least_rows());
+        }
         Self {
             scheduler: Scheduler::new(config, exact),
             model: FakeRows::new(config, exact),

@@ -194,6 +194,7 @@ fn no_one_waits_for_a_thread_that_panicked() {
         context: 100,
         rows: 128,
         logits: 64,
+        uniform: false,
     };
     let steps = Steps::start(Panics(FakeRows::new(config, true)), true, None).unwrap();
     let mut sequences = [steps.sequence(), steps.sequence()];
