@@ -6,14 +6,24 @@
 // size, whose results are stored beside the first.
 //
 // With PAIRS, of weights of 4 bits, the products are halves, which are added up in single precision (numeric contract, ARCHITECTURE.md).
-// With EIGHT_ROWS, which needs PAIRS, a work-group takes 8 rows, for which weights are read and decoded once.
+// With FEW a work-group takes 16 rows, by cooperative matrices of 16 x 16: each warp decodes every so many blocks of weights into work-group
+// memory of its own.
+#ifdef FEW
+enable f16;
+enable wgpu_cooperative_matrix;
+#else
 #ifdef PAIRS
 enable f16;
 #endif
+#endif
 #include "common/e0m"
 #include "common/parts"
+#ifdef FEW
+#include "common/pairs"
+#else
 #ifdef PAIRS
 #include "common/pairs"
+#endif
 #endif
 #ifdef HAS_GAIN
 // Sums of squares of each warp.
@@ -29,13 +39,18 @@ const SIDES = 2u;
 #else
 const SIDES = 1u;
 #endif
-#ifdef EIGHT_ROWS
-const ROWS: u32 = 8u;
+#ifdef FEW
+const OF_SIDE: u32 = WARPS / SIDES;
+// Of a block, in vectors of four halves: padded, so that rows and columns begin in different banks.
+const ROW: u32 = BLOCK / 4u + 2u;
+var<workgroup> xs: array<vec4<f16>, WARPS * 16u * ROW>;
+var<workgroup> ws: array<vec4<f16>, WARPS * 32u * ROW>;
+// Sums of each warp, of 16 rows and columns.
+var<workgroup> part: array<f32, WARPS * 256u>;
 #else
-const ROWS: u32 = 1u;
+// Sums of each warp, in its eight vectors of columns.
+var<workgroup> part: array<vec4<f32>, WARPS * 8u>;
 #endif
-// Sums of each warp, of each row, in its eight vectors of columns.
-var<workgroup> part: array<vec4<f32>, WARPS * ROWS * 8u>;
 
 // Codes of a block, and what they are multiplied by.
 struct Block {
@@ -134,147 +149,97 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
 #endif
 }
 
-#ifdef EIGHT_ROWS
-// Sums of eight rows.
-struct Sums {
-  a: vec4<f32>,
-  b: vec4<f32>,
-  c: vec4<f32>,
-  d: vec4<f32>,
-  e: vec4<f32>,
-  f: vec4<f32>,
-  g: vec4<f32>,
-  h: vec4<f32>,
+#ifdef FEW
+alias Left = coop_mat16x16<f16, A>;
+alias Right = coop_mat16x16<f16, B>;
+alias Sum = coop_mat16x16<f32, C>;
+
+// What a work-item has of a block: codes of four columns, and a part of a row of x.
+struct Fetched {
+  words: vec4<u32>,
+  x0: vec4<u32>,
+#ifndef PER4
+  x1: vec4<u32>,
+#endif
 }
 
-// Words of up to four blocks, and their scales.
-struct Codes {
-  a: vec4<u32>,
-  b: vec4<u32>,
-  c: vec4<u32>,
-  d: vec4<u32>,
-  pairs: vec4<u32>,
-}
-
-// Four pairs of neighbouring weights of a column.
-struct Pairs {
-  a: vec2<f16>,
-  b: vec2<f16>,
-  c: vec2<f16>,
-  d: vec2<f16>,
-}
-
-fn codes_of_block(i: u32, t: u32, word_at: u32) -> vec4<u32> {
-  return codes_at(word_at + (min(i, p.steps / 4u - 1u) * 4u + t) * (p.panel / 4u));
-}
-
-fn codes_of(s: u32, t: u32, word_at: u32, pair_at: u32) -> Codes {
-  var r: Codes;
-  r.a = codes_of_block(s * EACH, t, word_at);
-  if (EACH > 1u) { r.b = codes_of_block(s * EACH + 1u, t, word_at); }
-  if (EACH > 2u) { r.c = codes_of_block(s * EACH + 2u, t, word_at); }
-  if (EACH > 3u) { r.d = codes_of_block(s * EACH + 3u, t, word_at); }
-  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u));
+// Of block i; `row_at` is where the work-item's row of x begins. Behind the last block x is zero.
+fn fetched(i: u32, lane: u32, word_at: u32, row_at: u32) -> Fetched {
+  let blocks = p.steps / 4u;
+  let block = min(i, blocks - 1u);
+  let panel = p.panel / 4u;
+  var r: Fetched;
+  r.words = codes_at(word_at + (block * 4u + lane / 8u) * panel);
+  let at = row_at + block * (BLOCK / 8u) + lane % 2u * (BLOCK / 16u);
+  r.x0 = select(vec4<u32>(), x[at], i < blocks);
+#ifndef PER4
+  r.x1 = select(vec4<u32>(), x[at + 1u], i < blocks);
+#endif
   return r;
 }
 
-fn dot_of(xs: Pairs, w: Pairs) -> f32 {
-  let d = fma(xs.d, w.d, fma(xs.c, w.c, fma(xs.b, w.b, xs.a * w.a)));
-  return f32(d.x) + f32(d.y);
+// A part of a row of x, of eight halves.
+fn put_x(at: u32, v: vec4<u32>) {
+  xs[at] = vec4<f16>(pair_of(v.x), pair_of(v.y));
+  xs[at + 1u] = vec4<f16>(pair_of(v.z), pair_of(v.w));
 }
 
-// Weights of four columns.
-struct Quad {
-  x: Pairs,
-  y: Pairs,
-  z: Pairs,
-  w: Pairs,
+// Weights of two pairs of codes, which stand behind the exponent of 1024 in halves: s * (w1 - b) with w1 = 2 + 2 * code / 2^BITS.
+fn four(a: u32, b: u32, pair: vec2<f16>) -> vec4<f16> {
+  let by = vec2<f16>(pair.x * f16(2.0 / f32(1u << BITS)));
+  let offset = vec2<f16>(pair.x * (f16(2.0) - pair.y));
+  return vec4<f16>(fma(pair_of(a) - vec2<f16>(f16(1024.0)), by, offset), fma(pair_of(b) - vec2<f16>(f16(1024.0)), by, offset));
 }
 
-fn dots_of(xs: vec4<u32>, w: Quad) -> vec4<f32> {
-  let pairs = Pairs(pair_of(xs.x), pair_of(xs.y), pair_of(xs.z), pair_of(xs.w));
-  return vec4<f32>(dot_of(pairs, w.x), dot_of(pairs, w.y), dot_of(pairs, w.z), dot_of(pairs, w.w));
+// Decodes a block into the work-group memory of the warp: rows of x, and columns of weights, whose column 4 * quad + c lies at 8 * c + quad so
+// that a warp writes without conflict.
+fn put_block(r: Fetched, pairs: vec4<u32>, warp: u32, lane: u32) {
+  let x_at = (warp * 16u + lane / 2u) * ROW + lane % 2u * (BLOCK / 8u);
+  put_x(x_at, r.x0);
+#ifndef PER4
+  put_x(x_at + 2u, r.x1);
+#endif
+  let p0 = e0m_both(r.words, 0u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let p1 = e0m_both(r.words, 1u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let to = (warp * 32u + lane % 8u) * ROW + lane / 8u * (PER / 4u);
+  ws[to] = four(p0.x, p1.x, pair_of(pairs.x));
+  ws[to + 8u * ROW] = four(p0.y, p1.y, pair_of(pairs.y));
+  ws[to + 16u * ROW] = four(p0.z, p1.z, pair_of(pairs.z));
+  ws[to + 24u * ROW] = four(p0.w, p1.w, pair_of(pairs.w));
+#ifndef PER4
+  let p2 = e0m_both(r.words, 2u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let p3 = e0m_both(r.words, 3u, BITS, 0u) | vec4<u32>(0x64006400u);
+  ws[to + 1u] = four(p2.x, p3.x, pair_of(pairs.x));
+  ws[to + 8u * ROW + 1u] = four(p2.y, p3.y, pair_of(pairs.y));
+  ws[to + 16u * ROW + 1u] = four(p2.z, p3.z, pair_of(pairs.z));
+  ws[to + 24u * ROW + 1u] = four(p2.w, p3.w, pair_of(pairs.w));
+#endif
 }
 
-// Where the eight rows begin in x.
-struct RowsAt {
-  low: vec4<u32>,
-  high: vec4<u32>,
+// The sums of two neighbouring columns of a row over the warps of a side.
+fn two_of(at: u32, side: u32) -> vec2<f32> {
+  var v = vec2<f32>();
+  for (var w = side; w < WARPS; w += SIDES) { v += vec2<f32>(part[w * 256u + at], part[w * 256u + at + 8u]); }
+  return v;
 }
 
-// Adds the products of a block. Behind the last block they are zero.
-fn plus_few(sums: Sums, words_of_block: vec4<u32>, i: u32, t: u32, at: RowsAt) -> Sums {
-  if (i >= p.steps / 4u) { return sums; }
-  let step = i * 4u + t;
-  var words: E0mWords;
-  words.high = words_of_block;
-  let q0 = e0m_pair_by_4(words, 0u);
-  let q1 = e0m_pair_by_4(words, 1u);
-  let q2 = e0m_pair_by_4(words, 2u);
-  let q3 = e0m_pair_by_4(words, 3u);
-  let w = Quad(
-    Pairs(centered(q0.x), centered(q1.x), centered(q2.x), centered(q3.x)),
-    Pairs(centered(q0.y), centered(q1.y), centered(q2.y), centered(q3.y)),
-    Pairs(centered(q0.z), centered(q1.z), centered(q2.z), centered(q3.z)),
-    Pairs(centered(q0.w), centered(q1.w), centered(q2.w), centered(q3.w)),
-  );
-  return Sums(
-    sums.a + dots_of(x[at.low.x + step], w),
-    sums.b + dots_of(x[at.low.y + step], w),
-    sums.c + dots_of(x[at.low.z + step], w),
-    sums.d + dots_of(x[at.low.w + step], w),
-    sums.e + dots_of(x[at.high.x + step], w),
-    sums.f + dots_of(x[at.high.y + step], w),
-    sums.g + dots_of(x[at.high.z + step], w),
-    sums.h + dots_of(x[at.high.w + step], w),
-  );
-}
-
-// The sum of a block of x in the row that begins at `own`.
-fn sum_of_block(i: u32, t: u32, own: u32) -> f32 {
-  if (i >= p.steps / 4u) { return 0.0; }
-  let xs = x[own + i * 4u + t];
-  return dot(halves(xs.xy) + halves(xs.zw), vec4<f32>(1.0));
-}
-
-// Adds the scaled sums of a stretch. Each of the eight quads sums x of one row; the others have it from there.
-fn plus_stretch(total: Sums, now: Codes, s: u32, lane: u32, at: RowsAt, own: u32) -> Sums {
-  let t = lane / 8u;
-  var sums = plus_few(Sums(), now.a, s * EACH, t, at);
-  var sum = sum_of_block(s * EACH, t, own);
-  if (EACH > 1u) {
-    sums = plus_few(sums, now.b, s * EACH + 1u, t, at);
-    sum += sum_of_block(s * EACH + 1u, t, own);
+// Stores the columns 2 * half and 2 * half + 1 of each quad, whose sums the warps have put in `part`.
+fn put_sums(half: u32, row0: u32, first: u32, lid: u32) {
+  workgroupBarrier();
+  for (var e = lid; e < 128u; e += WG) {
+    let row = row0 + e / 8u;
+    let column = first + e % 8u * 4u + 2u * half;
+    if (row < p.m && column < p.n) {
+      let at = e / 8u * 16u + e % 8u;
+      let to = result_at(row, p.column + column, p.y_stride) / 2u;
+#ifdef HAS_CODES2
+      y_put2(to, two_of(at, 0u), two_of(at, 1u));
+#else
+      y_put2(to, two_of(at, 0u));
+#endif
+    }
   }
-  if (EACH > 2u) {
-    sums = plus_few(sums, now.c, s * EACH + 2u, t, at);
-    sum += sum_of_block(s * EACH + 2u, t, own);
-  }
-  if (EACH > 3u) {
-    sums = plus_few(sums, now.d, s * EACH + 3u, t, at);
-    sum += sum_of_block(s * EACH + 3u, t, own);
-  }
-  let pair = e0m_scales(now.pairs);
-  let scale = pair.scale * E0M_DIVISOR;
-  let bias = pair.scale * (pair.bias - E0M_MIDDLE);
-  return Sums(
-    total.a + (scale * sums.a - bias * subgroupShuffle(sum, t * 8u)),
-    total.b + (scale * sums.b - bias * subgroupShuffle(sum, t * 8u + 1u)),
-    total.c + (scale * sums.c - bias * subgroupShuffle(sum, t * 8u + 2u)),
-    total.d + (scale * sums.d - bias * subgroupShuffle(sum, t * 8u + 3u)),
-    total.e + (scale * sums.e - bias * subgroupShuffle(sum, t * 8u + 4u)),
-    total.f + (scale * sums.f - bias * subgroupShuffle(sum, t * 8u + 5u)),
-    total.g + (scale * sums.g - bias * subgroupShuffle(sum, t * 8u + 6u)),
-    total.h + (scale * sums.h - bias * subgroupShuffle(sum, t * 8u + 7u)),
-  );
-}
-
-// Stores the sums of a row over the four work-items of a quad.
-fn keep(warp: u32, row: u32, lane: u32, sum: vec4<f32>) {
-  var v = sum;
-  v += subgroupShuffleXor(v, 8u);
-  v += subgroupShuffleXor(v, 16u);
-  if (lane < 8u) { part[(warp * ROWS + row) * 8u + lane] = v; }
+  workgroupBarrier();
 }
 #endif
 
@@ -301,12 +266,14 @@ fn norm_row(lid: u32) {
 }
 #endif
 
-// The sums of a quad of a row over the warps of a side.
-fn sum_of(row: u32, quad: u32, side: u32) -> vec4<f32> {
+#ifndef FEW
+// The sums of a quad over the warps of a side.
+fn sum_of(quad: u32, side: u32) -> vec4<f32> {
   var v = vec4<f32>();
-  for (var w = side; w < WARPS; w += SIDES) { v += part[(w * ROWS + row) * 8u + quad]; }
+  for (var w = side; w < WARPS; w += SIDES) { v += part[w * 8u + quad]; }
   return v;
 }
+#endif
 
 @compute @workgroup_size(WG)
 fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -322,47 +289,38 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;
 #endif
-#ifdef EIGHT_ROWS
+#ifdef FEW
   // Rows that are not there are the last one, and are not stored.
-  let row0 = group.y * ROWS;
+  let row0 = group.y * 16u;
   let lane = lid % 32u;
-  let low = min(vec4<u32>(row0) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.m - 1u)) * p.steps;
-  let high = min(vec4<u32>(row0) + vec4<u32>(4u, 5u, 6u, 7u), vec4<u32>(p.m - 1u)) * p.steps;
-  let at = RowsAt(low, high);
-  let own = min(row0 + quad, p.m - 1u) * p.steps;
-  var totals = Sums();
-  var next = codes_of(warp / SIDES, t, word_at, pair_at);
-  for (var s = warp / SIDES; s < stretches; s += WARPS / SIDES) {
-    let now = next;
-    next = codes_of(s + WARPS / SIDES, t, word_at, pair_at);
-    totals = plus_stretch(totals, now, s, lane, at, own);
+  let row_at = min(row0 + lane / 2u, p.m - 1u) * (p.steps * PER / 8u);
+  var s0: Sum;
+  var s1: Sum;
+  let rounds = (stretches + OF_SIDE - 1u) / OF_SIDE;
+  var next = fetched(warp / SIDES * EACH, lane, word_at, row_at);
+  var pairs = pairs_at(pair_at + min(warp / SIDES, stretches - 1u) / SPAN * panel);
+  for (var i = 0u; i < rounds; i++) {
+    let stretch = i * OF_SIDE + warp / SIDES;
+    let own = pairs;
+    pairs = pairs_at(pair_at + min(stretch + OF_SIDE, stretches - 1u) / SPAN * panel);
+    for (var e = 0u; e < EACH; e++) {
+      let now = next;
+      let last = e + 1u == EACH;
+      next = fetched(select(stretch * EACH + e + 1u, (stretch + OF_SIDE) * EACH, last), lane, word_at, row_at);
+      subgroupBarrier();
+      put_block(now, own, warp, lane);
+      subgroupBarrier();
+      for (var k = 0u; k < BLOCK / 4u; k += 4u) {
+        let a = coopLoadT<Left>(&xs[warp * 16u * ROW + k], ROW);
+        s0 = coopMultiplyAdd(a, coopLoad<Right>(&ws[warp * 32u * ROW + k], ROW), s0);
+        s1 = coopMultiplyAdd(a, coopLoad<Right>(&ws[(warp * 32u + 16u) * ROW + k], ROW), s1);
+      }
+    }
   }
-  keep(warp, 0u, lane, totals.a);
-  keep(warp, 1u, lane, totals.b);
-  keep(warp, 2u, lane, totals.c);
-  keep(warp, 3u, lane, totals.d);
-  keep(warp, 4u, lane, totals.e);
-  keep(warp, 5u, lane, totals.f);
-  keep(warp, 6u, lane, totals.g);
-  keep(warp, 7u, lane, totals.h);
-  workgroupBarrier();
-  for (var i = lid; i < 8u * ROWS; i += WG) {
-    let row = i / 8u;
-    let column = first + i % 8u * 4u;
-    if (row0 + row >= p.m || column >= p.n) { continue; }
-    let c = p.column + column;
-    let c0 = result_at(row0 + row, c, p.y_stride);
-    let c2 = result_at(row0 + row, c + 2u, p.y_stride);
-    let v = sum_of(row, i % 8u, 0u);
-#ifdef HAS_CODES2
-    let u = sum_of(row, i % 8u, 1u);
-    y_put2(c0 / 2u, v.xy, u.xy);
-    if (column + 2u < p.n) { y_put2(c2 / 2u, v.zw, u.zw); }
-#else
-    y_put2(c0 / 2u, v.xy);
-    if (column + 2u < p.n) { y_put2(c2 / 2u, v.zw); }
-#endif
-  }
+  coopStoreT(s0, &part[warp * 256u], 16u);
+  put_sums(0u, row0, first, lid);
+  coopStoreT(s1, &part[warp * 256u], 16u);
+  put_sums(1u, row0, first, lid);
 #else
   var total = vec4<f32>();
 #ifdef HAS_GAIN
@@ -380,9 +338,9 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   workgroupBarrier();
   if (lid < 8u && first + 4u * lid < p.n) {
     let c = p.column + first + 4u * lid;
-    let v = sum_of(0u, lid, 0u);
+    let v = sum_of(lid, 0u);
 #ifdef HAS_CODES2
-    let u = sum_of(0u, lid, 1u);
+    let u = sum_of(lid, 1u);
     y_put2(column_at(c) / 2u, v.xy, u.xy);
     if (first + 4u * lid + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, v.zw, u.zw); }
 #else

@@ -20,12 +20,11 @@ impl Breakpoints {
     pub fn on(caps: &Caps) -> Self {
         let rows = match caps.profile.tensor_cores {
             Some(TensorCores::Ptx) => ROW_LIMITS.map(Some),
-            Some(_) => [
-                Some(ROW_LIMITS[0]),
-                Some(ROW_LIMITS[1]),
-                None,
-                Some(ROW_LIMITS[3]),
-            ],
+            // Cooperative matrices have 16 rows.
+            Some(TensorCores::CooperativeMatrix) => {
+                let [_, few, more, many] = ROW_LIMITS.map(Some);
+                [None, few, more, many]
+            }
             None => [None; 4],
         };
         let norm_rows = match caps.profile.tensor_cores {

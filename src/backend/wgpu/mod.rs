@@ -102,7 +102,8 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
 /// The device features that kernels for cooperative matrices need.
 const TENSOR_CORES: ::wgpu::Features = ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(::wgpu::Features::SHADER_F16)
-    .union(::wgpu::Features::SUBGROUP);
+    .union(::wgpu::Features::SUBGROUP)
+    .union(::wgpu::Features::SUBGROUP_BARRIER);
 
 /// [`TensorCores::CooperativeMatrix`]: 16 x 16 halves over subgroups of 32.
 fn has_tensor_cores(adapter: &::wgpu::Adapter) -> bool {

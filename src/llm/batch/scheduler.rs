@@ -305,7 +305,11 @@ impl Scheduler {
         order.retain(|id| self.sequences[*id].ready);
         let decodes = |s: &Sequence| s.left() <= CUT.max(s.job.map_or(0, |job| job.outputs));
         let any_prompt = order.iter().any(|id| !decodes(&self.sequences[*id]));
-        let kept = if any_prompt { PAGE.min(self.config.rows / 2) } else { 0 };
+        let kept = if any_prompt {
+            PAGE.min(self.config.rows / 2)
+        } else {
+            0
+        };
         let mut room = self.config.rows.saturating_sub(kept);
         order.sort_unstable_by_key(|id| {
             let s = &self.sequences[*id];

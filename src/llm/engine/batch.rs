@@ -122,7 +122,11 @@ impl Tables {
             while done < span.tokens.len() {
                 let position = span.start + done;
                 // Tiles depend on positions alone, so that results do not depend on the step.
-                let most = if span.alone { 1 } else { TILE_ROWS - position % TILE_ROWS };
+                let most = if span.alone {
+                    1
+                } else {
+                    TILE_ROWS - position % TILE_ROWS
+                };
                 let count = most.min(span.tokens.len() - done);
                 all.tiles
                     .extend([first + done, count, table, position + 1].map(signed));

@@ -76,7 +76,10 @@ fn validated(spec: &KernelSpec) -> naga::Module {
     // `unpack2x16float` is core WGSL; naga counts it apart for the sake of old OpenGL.
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     for (feature, capability) in [
-        (Feature::TensorCores, Capabilities::COOPERATIVE_MATRIX),
+        (
+            Feature::TensorCores,
+            Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP_BARRIER,
+        ),
         (Feature::Subgroups, Capabilities::SUBGROUP),
         (Feature::F16, Capabilities::SHADER_FLOAT16),
     ] {

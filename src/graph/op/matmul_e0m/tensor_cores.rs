@@ -1,8 +1,8 @@
 //! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and
 //! 8-bit weights are decoded to halves in registers, and the tensor cores multiply and sum in
-//! single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
-//! multiplies by halves derived from `w1` and scales its sums. Results of 4-bit weights are halves
-//! too.
+//! single precision. The matrix kernel rounds `s * (w1 - b)` to a half, and so does the vector
+//! kernel in WGSL for a few rows; else the vector kernel multiplies by halves derived from `w1` and
+//! scales its sums. Results of 4-bit weights are halves too.
 
 use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
 use crate::backend::kernel::{Feature, Features, Form};
@@ -21,15 +21,26 @@ crate::kernel! {
         wgsl: &[Feature::Subgroups],
     })
     .variant_of(&super::VECTOR.kernel, able)
-    .with_forms(&[Form {
-        // Weights as pairs of halves, if there is no tensor core kernel.
-        define: "PAIRS",
-        needs: |device| by_matrices(device) && device.f16_math,
-        features: Features {
-            wgsl: &[Feature::F16],
-            ..Features::NONE
+    .with_forms(&[
+        Form {
+            // One row, with weights as pairs of halves, if there is no tensor core kernel.
+            define: "PAIRS",
+            needs: |device| by_matrices(device) && device.f16_math,
+            features: Features {
+                wgsl: &[Feature::F16],
+                ..Features::NONE
+            },
         },
-    }])
+        Form {
+            // A few rows.
+            define: "FEW",
+            needs: |_| true,
+            features: Features {
+                wgsl: &[Feature::TensorCores, Feature::F16],
+                ..Features::NONE
+            },
+        },
+    ])
 }
 
 crate::kernel! {
@@ -264,8 +275,9 @@ impl MatMulE0m {
         if few == Some(TILES[1]) {
             warps = warps.min(MAX_WARPS / 2);
         }
-        // Every other warp processes the second weight.
-        if two && warps <= MAX_WARPS / 2 {
+        // Every other warp processes the second weight. Cooperative matrices of a few rows lie in
+        // local memory, which has no room for more.
+        if two && warps <= MAX_WARPS / 2 && !(few.is_some() && by_matrices(device)) {
             warps *= 2;
         }
         let call =
@@ -275,14 +287,11 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = if self.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") {
-            call.define("PAIRS", 1)
-        } else {
-            call
-        };
         let call = match few {
-            Some(_) if by_matrices(device) => call.define("EIGHT_ROWS", 1),
             Some(rows) => call.define("FEW", rows),
+            None if self.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
+                call.define("PAIRS", 1)
+            }
             None => call,
         };
         let down = match few {
@@ -306,14 +315,15 @@ impl MatMulE0m {
             Some(TensorCores::Ptx) if most <= VECTOR_ROWS => {
                 TILES.into_iter().find(|few| most <= *few).unwrap_or(TILES[1])
             }
-            // The kernel in WGSL multiplies pairs of halves, and each row costs as much.
+            // Cooperative matrices have 16 rows. Weights are rounded to halves, as in the matrix
+            // kernel.
             Some(TensorCores::CooperativeMatrix)
-                if most <= TILES[1]
+                if most <= VECTOR_ROWS
                     && self.norm.is_none()
-                    && self.bits == Bits::Four
-                    && device.supports_form(&VECTOR, "PAIRS") =>
+                    && types[1] == DType::F16
+                    && device.supports_form(&VECTOR, "FEW") =>
             {
-                TILES[0]
+                TILES[1]
             }
             _ => return None,
         };
