@@ -18,7 +18,7 @@ use serde::Serialize;
 use speculation::DraftLine;
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
@@ -317,7 +317,10 @@ fn run_parallel(
         place,
         notes,
         quota,
-    } = LoadedRows::new(folder, &options, &batch)?;
+    } = LoadedRows::new(folder, &options, &batch).map_err(|e| match e.kind() {
+        ErrorKind::Unsupported if !e.is_usage() => Error::usage("parallel", e.chain()).of_kind(e.kind()),
+        _ => e,
+    })?;
     print_notes(&notes);
     let steps = Steps::start(model, args.reproducible, Some(quota))?;
     let runs = args
