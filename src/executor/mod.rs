@@ -53,6 +53,55 @@ impl Loaded {
         let kept = || self.host.get(port.host?)?.as_ref();
         port.constant.as_deref().or_else(kept)
     }
+
+    /// Keeps the shape of the input with this index.
+    fn wrote(&mut self, at: usize, shape: &[usize]) {
+        if let Some(slot) = self.written.get_mut(at) {
+            let kept = slot.get_or_insert_default();
+            kept.clear();
+            kept.extend_from_slice(shape);
+        }
+    }
+}
+
+/// An input of a plan, with its index among the inputs and the unread inputs, for a tensor of this
+/// shape.
+fn input_port<'p>(p: &'p Plan, name: &str, shape: &[usize]) -> Result<(usize, &'p Port)> {
+    let inputs = || p.inputs.iter().chain(&p.unread);
+    let Some((at, port)) = inputs().enumerate().find(|(_, p)| p.name == name) else {
+        let known: Vec<&str> = inputs().map(|p| p.name.as_str()).collect();
+        let what = format!(
+            "the model has no input \"{name}\"; its inputs are {}",
+            known.join(", ")
+        );
+        return Err(Error::other(Stage::Run, what));
+    };
+    if port.shape.rank() != shape.len() {
+        let what = format!("input \"{name}\": expected shape {}, found {shape:?}", port.shape);
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch));
+    }
+    Ok((at, port))
+}
+
+fn output_port<'p>(p: &'p Plan, name: &str) -> Result<&'p Port> {
+    let port = p.output(name);
+    port.ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))
+}
+
+/// The part of a port's view that holds elements `first ..`, in whole words.
+fn part_of(mut view: View, port: &Port, first: usize, count: usize) -> Result<View> {
+    let size = port.device.device_bytes();
+    let (start, len) = (first * size, (count * size).next_multiple_of(4));
+    if (start + len) as u64 > view.len || !start.is_multiple_of(4) {
+        let what = format!(
+            "\"{}\" has {} bytes, cannot read {len} from byte {start}",
+            port.name, view.len
+        );
+        return Err(Error::other(Stage::Run, what));
+    }
+    view.offset += start as u64;
+    view.len = len as u64;
+    Ok(view)
 }
 
 /// Runs the plans of a [`Program`] with its own memory: states, arena, tables of live values.
@@ -196,48 +245,19 @@ impl Executor {
     /// input that nothing reads is only checked. Integers must fit 32 bits; floats are converted to
     /// the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
-        let loaded = self.loaded(plan)?;
-        let p = &loaded.plan;
-        let Some(at) = p.inputs.iter().chain(&p.unread).position(|p| p.name == name) else {
-            let known: Vec<&str> = p
-                .inputs
-                .iter()
-                .chain(&p.unread)
-                .map(|p| p.name.as_str())
-                .collect();
-            return Err(Error::other(
-                Stage::Run,
-                format!(
-                    "the model has no input \"{name}\"; its inputs are {}",
-                    known.join(", ")
-                ),
-            ));
-        };
-        let wrong = |what: String| Error::other(Stage::Run, format!("input \"{name}\": {what}"));
-        let port = p
-            .inputs
-            .get(at)
-            .or_else(|| p.unread.get(at - p.inputs.len()))
-            .cloned();
-        let port = port.ok_or_else(|| wrong("no port".to_owned()))?;
-        let mismatch = |what: String| wrong(what).of_kind(ErrorKind::ShapeMismatch);
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let (at, port) = input_port(&p, name, tensor.shape())?;
         if port.dtype != tensor.dtype() {
-            return Err(mismatch(format!(
-                "expected elements of type {}, found {}",
+            let what = format!(
+                "input \"{name}\": expected elements of type {}, found {}",
                 port.dtype,
                 tensor.dtype()
-            )));
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch));
         }
-        if port.shape.rank() != tensor.shape().len() {
-            return Err(mismatch(format!(
-                "expected shape {}, found {:?}",
-                port.shape,
-                tensor.shape()
-            )));
-        }
-        let later = loaded.plan.is_open();
+        let later = p.is_open();
         if port.storage.is_some() && !later {
-            self.upload(plan, "input", &port, tensor)?;
+            self.upload(plan, "input", port, tensor)?;
         }
         let loaded = loaded_mut(&mut self.plans, plan)?;
         if let Some(slot) = loaded.pending.get_mut(at).filter(|_| later) {
@@ -246,33 +266,52 @@ impl Executor {
         if let Some(slot) = port.host.and_then(|i| loaded.host.get_mut(i)) {
             *slot = Some(tensor.clone());
         }
-        if let Some(slot) = loaded.written.get_mut(at) {
-            match slot {
-                Some(shape) => {
-                    shape.clear();
-                    shape.extend_from_slice(tensor.shape());
-                }
-                None => *slot = Some(tensor.shape().to_vec()),
-            }
+        loaded.wrote(at, tensor.shape());
+        Ok(())
+    }
+
+    /// Writes an input of integers like [`Executor::write`], in its declared type. Allocates
+    /// nothing after the first call, unless the host reads the input or the plan is open.
+    pub fn write_i32(&mut self, plan: usize, name: &str, shape: &[usize], data: &[i32]) -> Result<()> {
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let (at, port) = input_port(&p, name, shape)?;
+        let fits = shape.iter().product::<usize>() == data.len();
+        if port.host.is_some() || port.device != DType::I32 || p.is_open() || !fits {
+            let data: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
+            let tensor = HostTensor::from_ints(port.dtype, shape, &data);
+            let tensor = tensor.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
+            return self.write(plan, name, &tensor);
         }
+        if port.storage.is_some() {
+            let mut bytes = std::mem::take(&mut self.bytes);
+            bytes.clear();
+            bytes.extend_from_slice(bytemuck::cast_slice(data));
+            pack::pad(&mut bytes);
+            let stored = self.store(plan, "input", port, &bytes);
+            self.bytes = bytes;
+            stored?;
+        }
+        loaded_mut(&mut self.plans, plan)?.wrote(at, shape);
         Ok(())
     }
 
     /// Writes a tensor to the location of a port; `what` names it in errors.
     fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
-        let name = &port.name;
-        let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{name}\": {why}"));
-        let mut view = self.port_view(self.loaded(plan)?, port)?;
+        let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{}\": {why}", port.name));
         let bytes = to_device(tensor, port.device).map_err(wrong)?;
+        self.store(plan, what, port, &bytes)
+    }
+
+    /// Writes bytes in device form to the location of a port; `what` names it in errors.
+    fn store(&mut self, plan: usize, what: &str, port: &Port, bytes: &[u8]) -> Result<()> {
+        let name = &port.name;
+        let mut view = self.port_view(self.loaded(plan)?, port)?;
         if bytes.len() as u64 > view.len {
-            return Err(wrong(format!(
-                "found {} bytes, expected at most {}",
-                bytes.len(),
-                view.len
-            )));
+            let why = format!("found {} bytes, expected at most {}", bytes.len(), view.len);
+            return Err(Error::other(Stage::Run, format!("{what} \"{name}\": {why}")));
         }
         view.len = bytes.len() as u64;
-        let written = self.backend.write(view, &bytes);
+        let written = self.backend.write(view, bytes);
         written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
     }
 
@@ -289,13 +328,10 @@ impl Executor {
     /// Reads elements `first ..` of a float output of `plan` as `f32` after all queued runs, as
     /// many as `out` holds. `first` must be even.
     pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let port = output_port(&p, name)?;
         let loaded = self.loaded(plan)?;
-        let port = loaded
-            .plan
-            .output(name)
-            .ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?
-            .clone();
-        if let Some(tensor) = loaded.on_host(&port) {
+        if let Some(tensor) = loaded.on_host(port) {
             let wrong = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
             let data = tensor.to_f32().map_err(|e| wrong(e.to_string()))?;
             let part = data.get(first..first + out.len());
@@ -304,26 +340,42 @@ impl Executor {
             );
             return Ok(());
         }
-        let view = self.port_view(loaded, &port)?;
-        self.read_floats(view, &port, first, out)
+        let view = self.port_view(loaded, port)?;
+        self.read_floats(view, port, first, out)
     }
 
-    fn read_floats(&mut self, mut view: View, port: &Port, first: usize, out: &mut [f32]) -> Result<()> {
+    /// Reads elements `first ..` of an output of `plan` that holds indices, after all queued runs,
+    /// as many as `out` holds. An error for a negative one.
+    pub fn read_indices(&mut self, plan: usize, name: &str, first: usize, out: &mut [u32]) -> Result<()> {
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let port = output_port(&p, name)?;
+        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{name}\": {what}"));
+        let loaded = self.loaded(plan)?;
+        if let Some(tensor) = loaded.on_host(port) {
+            let data = tensor.to_i64().map_err(|e| wrong(e.to_string()))?;
+            let part = data.get(first..first + out.len());
+            let part = part.ok_or_else(|| wrong(format!("the output has only {} elements", data.len())))?;
+            for (o, v) in out.iter_mut().zip(part) {
+                *o = u32::try_from(*v).map_err(|_| wrong(format!("{v} is not an index")))?;
+            }
+            return Ok(());
+        }
+        if port.device != DType::I32 {
+            return Err(wrong(format!("expected integers, found {}", port.device)));
+        }
+        let view = part_of(self.port_view(loaded, port)?, port, first, out.len())?;
+        let read = self.backend.read(view, bytemuck::cast_slice_mut(out));
+        read.map_err(|e| Error::device(Stage::Run, format!("reading \"{name}\""), e))?;
+        match bytemuck::cast_slice::<u32, i32>(out).iter().find(|v| **v < 0) {
+            Some(v) => Err(wrong(format!("{v} is not an index"))),
+            None => Ok(()),
+        }
+    }
+
+    fn read_floats(&mut self, view: View, port: &Port, first: usize, out: &mut [f32]) -> Result<()> {
         let name = &port.name;
         let device = port.device;
-        let size = device.device_bytes();
-        let (start, len) = (first * size, (out.len() * size).next_multiple_of(4));
-        if (start + len) as u64 > view.len || !first.is_multiple_of(2) {
-            return Err(Error::other(
-                Stage::Run,
-                format!(
-                    "\"{name}\" has {} bytes, cannot read {len} from byte {start}",
-                    view.len
-                ),
-            ));
-        }
-        view.offset += start as u64;
-        view.len = len as u64;
+        let view = part_of(view, port, first, out.len())?;
         let failed = |e: BackendError| Error::device(Stage::Run, format!("reading \"{name}\""), e);
         match device {
             DType::F32 => self
@@ -331,7 +383,7 @@ impl Executor {
                 .read(view, bytemuck::cast_slice_mut(out))
                 .map_err(failed)?,
             DType::F16 => {
-                self.bytes.resize(len, 0);
+                self.bytes.resize((2 * out.len()).next_multiple_of(4), 0);
                 self.backend.read(view, &mut self.bytes).map_err(failed)?;
                 for (o, h) in out.iter_mut().zip(self.bytes.chunks_exact(2)) {
                     *o = f16::from_le_bytes([h[0], h[1]]).to_f32();
@@ -349,16 +401,12 @@ impl Executor {
 
     /// Reads a whole output of `plan` in its host type, with the shape of the last run.
     pub fn read(&mut self, plan: usize, name: &str) -> Result<HostTensor> {
-        let loaded = self.loaded(plan)?;
-        let port = loaded
-            .plan
-            .output(name)
-            .ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?
-            .clone();
-        if let Some(tensor) = loaded.on_host(&port) {
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let port = output_port(&p, name)?;
+        if let Some(tensor) = self.loaded(plan)?.on_host(port) {
             return Ok(tensor.clone());
         }
-        self.download(plan, &port)
+        self.download(plan, port)
     }
 
     /// Reads the tensor at the location of a port, with its shape in the current run.

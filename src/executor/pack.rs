@@ -24,8 +24,13 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
             out
         }
     };
-    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
+    pad(&mut bytes);
     Ok(bytes)
+}
+
+/// Adds zeros for kernels that read elements in pairs.
+pub(super) fn pad(bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
 }
 
 /// Converts `bytes`, elements of the device type `device`, to a tensor of type `dtype`. Bytes after
@@ -70,7 +75,7 @@ fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
         DType::F16 => floats_to_halves(data),
         _ => bytemuck::cast_slice(data).to_vec(),
     };
-    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
+    pad(&mut bytes);
     bytes
 }
 
@@ -250,7 +255,7 @@ fn words(t: &HostTensor, tile: usize, sums: bool) -> Result<Vec<u8>, String> {
             put(rows - 1, &sum.to_le_bytes())?;
         }
     }
-    out.resize(out.len().next_multiple_of(8).max(8), 0);
+    pad(&mut out);
     Ok(out)
 }
 

@@ -6,10 +6,11 @@
 //! tokens in the cache before it.
 
 use crate::error::{Error, Result, Stage};
+use crate::executor::Executor;
 use crate::graph::derive::derive;
 use crate::graph::pass::pattern;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
-use crate::num::signed;
+use crate::num::{self, signed};
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -279,22 +280,29 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// The graph's inputs for `tokens` after `past` cached tokens, in their declared types. A mask
-/// `[1, keys]` hides nothing; other masks are not inputs ([`mask::compute`](super::mask::compute)).
+/// The graph's inputs for `tokens` after `past` cached tokens, in their declared types.
 pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
-    let all = past + tokens.len();
-    let positions: Vec<i64> = (signed(past)..signed(all)).collect();
-    let mut out = row_inputs(graph, tokens, &positions)?;
-    let Some(f) = input_fact(graph, MASK) else {
-        return Ok(out);
-    };
-    let mask = match f.dtype {
-        float if float.is_float() => HostTensor::from_floats(float, &[1, all], &vec![1.0; all]),
-        DType::Bool => HostTensor::from_bool(&[1, all], &vec![true; all]),
-        int => HostTensor::from_ints(int, &[1, all], &vec![1; all]),
-    };
-    out.push((MASK, mask.map_err(|e| unusable(MASK, &e))?));
+    let mut rows = Rows::default();
+    rows.extend(tokens, past)?;
+    let mut out = Vec::with_capacity(KNOWN.len());
+    for (name, fact, data) in rows.inputs(graph) {
+        let data: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
+        let tensor = HostTensor::from_ints(fact.dtype, rows.shape(fact), &data);
+        out.push((name, tensor.map_err(|e| unusable(name, &e))?));
+    }
+    out.extend(mask_of(graph, past + tokens.len())?.map(|mask| (MASK, mask)));
     Ok(out)
+}
+
+/// A mask `[1, keys]` for this many keys that hides nothing, if the graph takes a mask; other masks
+/// are not inputs ([`mask::compute`](super::mask::compute)).
+pub(super) fn mask_of(graph: &Graph, keys: usize) -> Result<Option<HostTensor>> {
+    let mask = input_fact(graph, MASK).map(|f| match f.dtype {
+        float if float.is_float() => HostTensor::from_floats(float, &[1, keys], &vec![1.0; keys]),
+        DType::Bool => HostTensor::from_bool(&[1, keys], &vec![true; keys]),
+        int => HostTensor::from_ints(int, &[1, keys], &vec![1; keys]),
+    });
+    mask.transpose().map_err(|e| unusable(MASK, &e))
 }
 
 fn input_fact<'g>(graph: &'g Graph, name: &str) -> Option<&'g Fact> {
@@ -305,27 +313,69 @@ fn unusable(name: &str, e: &crate::tensor::TensorError) -> Error {
     Error::other(Stage::Run, format!("input \"{name}\": {e}"))
 }
 
-/// Tokens and, if the graph takes them, their positions.
-pub(super) fn row_inputs(
-    graph: &Graph,
-    tokens: &[u32],
-    positions: &[i64],
-) -> Result<Vec<(&'static str, HostTensor)>> {
-    let n = tokens.len();
-    let mut out = Vec::with_capacity(KNOWN.len());
-    let mut give = |name: &'static str, shape: &[usize], data: &[i64]| {
-        let Some(f) = input_fact(graph, name) else {
-            return Ok(());
-        };
-        let shape = if f.shape.rank() == 1 { &[n] } else { shape };
-        let tensor = HostTensor::from_ints(f.dtype, shape, data).map_err(|e| unusable(name, &e))?;
-        out.push((name, tensor));
-        Ok::<_, Error>(())
-    };
-    let ids: Vec<i64> = tokens.iter().map(|t| i64::from(*t)).collect();
-    give(IDS, &[1, n], &ids)?;
-    give(POSITIONS, &[1, n], positions)?;
-    Ok(out)
+/// Tokens of a run and their positions.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    /// The shape of inputs with a batch axis: one, and the number of rows.
+    shape: [usize; 2],
+}
+
+impl Rows {
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.shape = [1, 0];
+    }
+
+    /// Adds tokens at positions from `start` on.
+    pub fn extend(&mut self, tokens: &[u32], start: usize) -> Result<()> {
+        for (token, position) in tokens.iter().zip(start..) {
+            self.tokens.push(int(*token, "a token ID")?);
+            self.positions.push(int(position, "a position")?);
+        }
+        self.shape = [1, self.tokens.len()];
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub fn positions(&self) -> &[i32] {
+        &self.positions
+    }
+
+    /// The inputs that the graph takes of tokens and positions: name, declared type, and values.
+    fn inputs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = (&'static str, &'a Fact, &'a [i32])> {
+        let all = [(IDS, self.tokens.as_slice()), (POSITIONS, &self.positions)];
+        all.into_iter()
+            .filter_map(|(name, data)| Some((name, input_fact(graph, name)?, data)))
+    }
+
+    /// The shape of an input with this fact.
+    fn shape(&self, fact: &Fact) -> &[usize] {
+        let [_, rows] = &self.shape;
+        match fact.shape.rank() {
+            1 => std::slice::from_ref(rows),
+            _ => &self.shape,
+        }
+    }
+
+    /// Uploads tokens and, if the graph takes them, positions as inputs of a plan.
+    pub fn write(&self, graph: &Graph, executor: &mut Executor, plan: usize) -> Result<()> {
+        self.inputs(graph)
+            .try_for_each(|(name, fact, data)| executor.write_i32(plan, name, self.shape(fact), data))
+    }
+}
+
+/// A number as a device stores it; `what` names it in the error.
+pub(super) fn int<N: Copy + std::fmt::Display>(n: N, what: &'static str) -> Result<i32>
+where
+    i32: TryFrom<N>,
+{
+    num::exact(n, what).map_err(|e| Error::internal(Stage::Run, e))
 }
 
 #[cfg(test)]

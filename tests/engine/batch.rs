@@ -82,8 +82,9 @@ fn rows_of_several_sequences_compute_what_each_does_alone() {
                 .filter(|(_, n)| *n > 0)
                 .map(|(s, n)| s.span(n, n.min(2)))
                 .collect();
-            batch.step(&spans).unwrap();
-            let likely = batch.most_likely().unwrap();
+            batch.step(&mut spans.iter().copied()).unwrap();
+            let mut likely = Vec::new();
+            batch.most_likely(&mut likely).unwrap();
             let mut row = 0;
             for ((s, model), count) in all.iter_mut().zip(&mut alone).zip(counts) {
                 let vocab = model.vocab();
@@ -128,7 +129,8 @@ fn rows_of_several_sequences_compute_what_each_does_alone() {
             vec![],
         ];
         for spans in wrong {
-            assert_error(&batch.step(&spans).unwrap_err(), ErrorKind::Internal, &[]);
+            let e = batch.step(&mut spans.into_iter()).unwrap_err();
+            assert_error(&e, ErrorKind::Internal, &[]);
         }
     }
 }
@@ -155,7 +157,7 @@ fn native_rows_do_not_depend_on_the_step() {
                 if company && count + beside <= CONFIG.rows && beside > 0 {
                     spans.insert(0, other.span(beside, 1));
                 }
-                batch.step(&spans).unwrap();
+                batch.step(&mut spans.iter().copied()).unwrap();
                 row.clear();
                 batch.logits(spans.len() - 1, 1, &mut row).unwrap();
                 found.push(row.clone());
@@ -164,6 +166,38 @@ fn native_rows_do_not_depend_on_the_step() {
             runs.push(found);
         }
         assert_eq!(runs[0], runs[1]);
+    }
+}
+
+/// Steps of eight sequences that decode.
+#[test]
+fn steps_allocate_nothing_once_they_have_run() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    let file = model.join("model.onnx");
+    for device in devices().into_iter().filter(|d| d.caps.profile.is_native()) {
+        let target = Target {
+            greedy: true,
+            ..Target::DEVICE.with(Logits::Chosen).on(&device.caps)
+        };
+        let decoder = DecoderBuilder::new(&target)
+            .load(&file, ImportOptions::default())
+            .unwrap();
+        let backend = SharedBackend::new(Box::new(device.share()));
+        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None).unwrap();
+        let mut all: Vec<Sequence> = (0..8).map(|i| Sequence::new(i, 64, &[i])).collect();
+        let mut ids = Vec::new();
+        let mut decode = |count: usize| {
+            for _ in 0..count {
+                ids.clear();
+                batch.step(&mut all.iter().map(|s| s.span(1, 1))).unwrap();
+                batch.most_likely(&mut ids).unwrap();
+                all.iter_mut().for_each(|s| s.done += 1);
+            }
+        };
+        decode(3);
+        let counted = allocation_counter::measure(|| decode(20));
+        assert_eq!(counted.count_total, 0, "{counted:?}");
+        assert_eq!(ids.len(), 8);
     }
 }
 

@@ -8,7 +8,7 @@ use super::pages::{Pages, Prefixes};
 use super::sequence::{JobResult, Sequence, Wanted};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
-use crate::llm::engine::BatchConfig;
+use crate::llm::engine::{BatchConfig, Span};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -60,6 +60,17 @@ impl Step {
         self.pages.clear();
         self.copies.clear();
         (self.prompt, self.outputs) = (0, 0);
+    }
+
+    /// The parts as spans.
+    pub fn spans(&self) -> impl Iterator<Item = Span<'_>> {
+        self.parts.iter().map(|part| Span {
+            tokens: self.tokens.get(part.tokens.clone()).unwrap_or_default(),
+            start: part.start,
+            pages: self.pages.get(part.pages.clone()).unwrap_or_default(),
+            logits: part.outputs,
+            alone: part.alone,
+        })
     }
 }
 

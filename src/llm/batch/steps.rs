@@ -5,7 +5,7 @@ use super::sequence::{JobResult, Wanted};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::LanguageModel;
-use crate::llm::engine::{BatchConfig, RowModel, Span, check_room, check_tokens};
+use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
 use crate::quota::{self, Quota};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -200,21 +200,10 @@ impl Worker {
             return Err(Error::internal(Stage::Run, "jobs wait, but the plan has no rows"));
         }
         model.copy_pages(&step.copies)?;
-        let spans: Vec<Span<'_>> = step
-            .parts
-            .iter()
-            .map(|part| Span {
-                tokens: step.tokens.get(part.tokens.clone()).unwrap_or_default(),
-                start: part.start,
-                pages: step.pages.get(part.pages.clone()).unwrap_or_default(),
-                logits: part.outputs,
-                alone: part.alone,
-            })
-            .collect();
-        model.step(&spans)?;
+        model.step(&mut step.spans())?;
         let wants = |wanted: Wanted| step.parts.iter().any(|p| p.outputs > 0 && p.wanted == wanted);
         if wants(Wanted::MostLikely) {
-            found.ids = model.most_likely()?;
+            model.most_likely(&mut found.ids)?;
             if found.ids.is_empty() {
                 return Err(Error::internal(Stage::Run, "a step without tokens"));
             }

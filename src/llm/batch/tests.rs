@@ -67,7 +67,8 @@ impl RowModel for FakeRows {
         VOCAB as usize
     }
 
-    fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
+    fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
+        let spans: Vec<Span<'_>> = spans.collect();
         self.steps.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.time);
         if self.fails_in == Some(0) {
@@ -80,7 +81,7 @@ impl RowModel for FakeRows {
         let rows: usize = spans.iter().map(|s| s.tokens.len()).sum();
         assert!(rows > 0 && rows <= self.config.rows, "{rows} rows");
         let mut written = Vec::new();
-        for span in spans {
+        for span in &spans {
             let end = span.start + span.tokens.len();
             assert!(end <= self.config.context, "{end} tokens");
             for (i, token) in span.tokens.iter().enumerate() {
@@ -96,7 +97,7 @@ impl RowModel for FakeRows {
         written.sort_unstable();
         written.dedup();
         assert_eq!(written.len(), all, "two rows at one place");
-        for span in spans {
+        for span in &spans {
             let end = span.start + span.tokens.len();
             for seen in end - span.logits + 1..=end {
                 let cells = (0..seen).map(|p| self.cache[Self::place(span.pages, p)].unwrap());
@@ -113,8 +114,9 @@ impl RowModel for FakeRows {
         Ok(())
     }
 
-    fn most_likely(&mut self) -> Result<Vec<u32>> {
-        Ok(self.results.clone())
+    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()> {
+        ids.extend_from_slice(&self.results);
+        Ok(())
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {

@@ -8,14 +8,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program};
 use crate::graph::op::paged_attention::{PAGE, TILE, TILE_ROWS};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
-use crate::llm::roles;
+use crate::llm::roles::{Rows, int};
+use crate::llm::sampler::arg_max;
 use crate::note::Note;
-use crate::num::signed;
+use crate::num::{self, signed};
 use crate::plan::{Options, Plan};
 use crate::shape::{Bindings, Symbol};
-use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, Observer};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Tokens of a step that validates kernels: more than one row tile of most kernels.
@@ -74,118 +73,147 @@ pub trait RowModel: Send {
 
     /// Runs one step. Spans must not write the same rows of the cache. Afterwards the rows of
     /// logits are those that the spans asked for, in order; one row if none did.
-    fn step(&mut self, spans: &[Span<'_>]) -> Result<()>;
+    fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()>;
 
     /// Appends `rows` rows of logits of the last step, from row `first` on.
     fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()>;
 
-    /// The ID of the largest logit of each row of the last step.
-    fn most_likely(&mut self) -> Result<Vec<u32>>;
+    /// Appends the ID of the largest logit of each row of the last step.
+    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()>;
 
     /// Copies pages of the cache in order, each from the first to the second.
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()>;
 }
 
-/// Tables of a step.
-#[derive(Default)]
+/// Tables of a step. They are kept, so that a step allocates nothing.
+#[derive(Debug)]
 struct Tables {
-    tokens: Vec<u32>,
-    positions: Vec<i64>,
-    places: Vec<i64>,
-    tiles: Vec<i64>,
-    pages: Vec<i64>,
-    chosen: Vec<i64>,
+    rows: Rows,
+    places: Vec<i32>,
+    tiles: Vec<i32>,
+    pages: Vec<i32>,
+    chosen: Vec<i32>,
+    /// The places in order, to find equal ones.
+    sorted: Vec<i32>,
+    /// The values of the symbols of plans.
+    bindings: Bindings,
+    /// [`TILES`], [`PAGES`] and [`CHOSEN`].
+    symbols: [Symbol; 3],
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self {
+            rows: Rows::default(),
+            places: Vec::new(),
+            tiles: Vec::new(),
+            pages: Vec::new(),
+            chosen: Vec::new(),
+            sorted: Vec::new(),
+            bindings: Bindings::new(),
+            symbols: [TILES, PAGES, CHOSEN].map(Symbol::new),
+        }
+    }
 }
 
 impl Tables {
-    fn of(spans: &[Span<'_>]) -> Result<Self> {
-        let mut all = Self::default();
+    /// Describes the rows of a step.
+    fn fill(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>, decoder: &Decoder) -> Result<()> {
+        self.rows.clear();
+        for table in [
+            &mut self.places,
+            &mut self.tiles,
+            &mut self.pages,
+            &mut self.chosen,
+        ] {
+            table.clear();
+        }
         for span in spans {
-            let table = all.pages.len();
-            let needed = (span.start + span.tokens.len()).div_ceil(PAGE);
-            let pages = span.pages.get(..needed).ok_or_else(|| {
-                let what = format!("a span needs {needed} pages, but has {}", span.pages.len());
-                Error::internal(Stage::Run, what)
-            })?;
-            all.pages.extend(pages.iter().map(|p| i64::from(*p)));
-            let first = all.tokens.len();
-            all.tokens.extend_from_slice(span.tokens);
-            for (position, page) in (span.start..)
-                .take(span.tokens.len())
-                .map(|p| (p, pages.get(p / PAGE)))
-            {
-                all.positions.push(signed(position));
-                let page = page.map_or(0, |p| i64::from(*p));
-                all.places.push(page * signed(PAGE) + signed(position % PAGE));
-            }
-            let mut done = 0;
-            while done < span.tokens.len() {
-                let position = span.start + done;
-                // Tiles depend on positions alone, so that results do not depend on the step.
-                let most = if span.alone {
-                    1
-                } else {
-                    TILE_ROWS - position % TILE_ROWS
-                };
-                let count = most.min(span.tokens.len() - done);
-                all.tiles
-                    .extend([first + done, count, table, position + 1].map(signed));
-                done += count;
-            }
-            let skipped = span.tokens.len().saturating_sub(span.logits);
-            all.chosen.extend((first + skipped..all.tokens.len()).map(signed));
+            check_tokens(span.tokens, decoder.vocab)?;
+            self.add(&span)?;
         }
-        if all.chosen.is_empty() {
-            all.chosen.push(0);
+        if self.chosen.is_empty() {
+            self.chosen.push(0);
         }
-        Ok(all)
+        let [tiles, pages, chosen] = &self.symbols;
+        (self.bindings)
+            .set(&decoder.sequence, signed(self.rows.len()))
+            .set(tiles, signed(self.tiles.len() / TILE))
+            .set(pages, signed(self.pages.len()))
+            .set(chosen, signed(self.chosen.len()));
+        Ok(())
+    }
+
+    fn add(&mut self, span: &Span<'_>) -> Result<()> {
+        let index = |n: usize| int(n, "an index of a row");
+        let (table, first) = (self.pages.len(), self.rows.len());
+        let needed = (span.start + span.tokens.len()).div_ceil(PAGE);
+        let pages = span.pages.get(..needed).ok_or_else(|| {
+            let what = format!("a span needs {needed} pages, but has {}", span.pages.len());
+            Error::internal(Stage::Run, what)
+        })?;
+        for page in pages {
+            self.pages.push(int(*page, "a page")?);
+        }
+        self.rows.extend(span.tokens, span.start)?;
+        for position in (span.start..).take(span.tokens.len()) {
+            let page = pages.get(position / PAGE).copied().unwrap_or(0);
+            let place = u64::from(page) * num::wide(PAGE) + num::wide(position % PAGE);
+            self.places.push(int(place, "a row of the cache")?);
+        }
+        let mut done = 0;
+        while done < span.tokens.len() {
+            let position = span.start + done;
+            // Tiles depend on positions alone, so that results do not depend on the step.
+            let most = if span.alone {
+                1
+            } else {
+                TILE_ROWS - position % TILE_ROWS
+            };
+            let count = most.min(span.tokens.len() - done);
+            for n in [first + done, count, table, position + 1] {
+                self.tiles.push(index(n)?);
+            }
+            done += count;
+        }
+        let skipped = span.tokens.len().saturating_sub(span.logits);
+        for row in first + skipped..self.rows.len() {
+            self.chosen.push(index(row)?);
+        }
+        Ok(())
     }
 
     /// Checks the tables against `config`, and that no two rows share a place in the cache.
-    fn check(&self, config: &BatchConfig) -> Result<()> {
+    fn check(&mut self, config: &BatchConfig) -> Result<()> {
         let wrong = |what: String| Err(Error::internal(Stage::Run, what));
-        if self.tokens.is_empty() || self.tokens.len() > config.rows {
-            return wrong(format!(
-                "a step of {} rows, expected 1 to {}",
-                self.tokens.len(),
-                config.rows
-            ));
+        let rows = self.rows.len();
+        if rows == 0 || rows > config.rows {
+            return wrong(format!("a step of {rows} rows, expected 1 to {}", config.rows));
         }
         if self.chosen.len() > config.logits {
             let (found, most) = (self.chosen.len(), config.logits);
             return wrong(format!("{found} rows with logits; at most {most} fit"));
         }
-        if let Some(page) = self.pages.iter().find(|p| **p >= signed(config.pages)) {
-            return wrong(format!("page {page} of a cache of {}", config.pages));
+        let (pages, context) = (signed(config.pages), signed(config.context));
+        if let Some(page) = self.pages.iter().find(|p| i64::from(**p) >= pages) {
+            return wrong(format!("page {page} of a cache of {pages}"));
         }
-        if let Some(p) = self.positions.iter().find(|p| **p >= signed(config.context)) {
-            return wrong(format!("position {p} in a context of {}", config.context));
+        let mut positions = self.rows.positions().iter();
+        if let Some(p) = positions.find(|p| i64::from(**p) >= context) {
+            return wrong(format!("position {p} in a context of {context}"));
         }
-        let mut seen = HashSet::with_capacity(self.places.len());
-        match self.places.iter().find(|p| !seen.insert(**p)) {
-            Some(place) => wrong(format!("two rows at place {place}")),
+        self.sorted.clear();
+        self.sorted.extend_from_slice(&self.places);
+        self.sorted.sort_unstable();
+        match self.sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => wrong(format!("two rows at place {}", pair[0])),
             None => Ok(()),
         }
     }
 
-    /// The values of the symbols of a plan for `most` rows.
-    fn bindings(&self, decoder: &Decoder, most: usize) -> Bindings {
-        let mut b = Bindings::new();
-        if most > 1 {
-            b.set(&decoder.sequence, signed(self.tokens.len()))
-                .set(&Symbol::new(CHOSEN), signed(self.chosen.len()));
-        }
-        b.set(&Symbol::new(TILES), signed(self.tiles.len() / TILE))
-            .set(&Symbol::new(PAGES), signed(self.pages.len()));
-        b
-    }
-
     /// Uploads the tables as inputs of a plan.
     fn write(&self, decoder: &Decoder, executor: &mut Executor, plan: usize) -> Result<()> {
-        check_tokens(&self.tokens, decoder.vocab)?;
-        for (name, tensor) in roles::row_inputs(&decoder.graph, &self.tokens, &self.positions)? {
-            executor.write(plan, name, &tensor)?;
-        }
+        self.rows.write(&decoder.graph, executor, plan)?;
         let tiles = self.tiles.len() / TILE;
         for (name, shape, data) in [
             (PLACES, &[self.places.len()][..], &self.places),
@@ -193,9 +221,7 @@ impl Tables {
             (PAGES, &[self.pages.len()], &self.pages),
             (CHOSEN, &[self.chosen.len()], &self.chosen),
         ] {
-            let tensor = HostTensor::from_ints(DType::I32, shape, data);
-            let tensor = tensor.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
-            executor.write(plan, name, &tensor)?;
+            executor.write_i32(plan, name, shape, data)?;
         }
         Ok(())
     }
@@ -262,8 +288,11 @@ pub struct BatchModel {
     config: BatchConfig,
     /// Maximum rows of each plan, ascending.
     most: Vec<usize>,
+    tables: Tables,
     /// The plan of the last step, and its number of rows with logits.
     ran: Option<(usize, usize)>,
+    /// A row of logits.
+    row: Vec<f32>,
 }
 
 impl BatchModel {
@@ -298,7 +327,9 @@ impl BatchModel {
                 executor: Executor::of(&program)?,
                 config: *config,
                 most: most.clone(),
+                tables: Tables::default(),
                 ran: None,
+                row: Vec::new(),
             };
             if first.validate(&mut backend, &program, &mut |observer| model.observe(observer))? {
                 return Ok((model, first.notes().to_vec()));
@@ -327,11 +358,10 @@ impl BatchModel {
                 logits,
                 alone: false,
             };
-            let tables = Tables::of(&[span])?;
-            let bindings = tables.bindings(&self.decoder, most);
+            self.tables.fill(&mut std::iter::once(span), &self.decoder)?;
             loop {
-                tables.write(&self.decoder, &mut self.executor, plan)?;
-                if !observer.run(&mut self.executor, plan, &bindings)? {
+                self.tables.write(&self.decoder, &mut self.executor, plan)?;
+                if !observer.run(&mut self.executor, plan, &self.tables.bindings)? {
                     break;
                 }
             }
@@ -354,16 +384,16 @@ impl RowModel for BatchModel {
         self.decoder.vocab
     }
 
-    fn step(&mut self, spans: &[Span<'_>]) -> Result<()> {
+    fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
         self.ran = None;
-        let tables = Tables::of(spans)?;
+        let tables = &mut self.tables;
+        tables.fill(spans, &self.decoder)?;
         tables.check(&self.config)?;
-        let rows = tables.tokens.len();
+        let rows = tables.rows.len();
         let plan = self.most.iter().position(|most| rows <= *most);
         let plan = plan.ok_or_else(|| Error::internal(Stage::Run, "a step without a plan"))?;
-        let most = self.most.get(plan).copied().unwrap_or(1);
         tables.write(&self.decoder, &mut self.executor, plan)?;
-        self.executor.run(plan, &tables.bindings(&self.decoder, most))?;
+        self.executor.run(plan, &tables.bindings)?;
         self.ran = Some((plan, tables.chosen.len()));
         Ok(())
     }
@@ -380,15 +410,19 @@ impl RowModel for BatchModel {
         self.executor.read_f32(plan, "logits", first * vocab, new)
     }
 
-    fn most_likely(&mut self) -> Result<Vec<u32>> {
+    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()> {
         let (plan, rows) = self.ran()?;
-        if self.decoder.graph.output(TOKEN).is_none() {
-            let mut logits = Vec::new();
-            self.logits(0, rows, &mut logits)?;
-            let vocab = self.decoder.vocab.max(1);
-            return logits.chunks(vocab).map(crate::llm::sampler::arg_max).collect();
+        if self.decoder.graph.output(TOKEN).is_some() {
+            return chosen(&mut self.executor, plan, rows, ids);
         }
-        chosen(&mut self.executor, plan, rows)
+        let mut row = std::mem::take(&mut self.row);
+        for i in 0..rows {
+            row.clear();
+            self.logits(i, 1, &mut row)?;
+            ids.push(arg_max(&row)?);
+        }
+        self.row = row;
+        Ok(())
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {

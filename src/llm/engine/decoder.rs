@@ -119,13 +119,18 @@ impl Decoder {
         }
     }
 
-    /// The graph's inputs for `tokens` after `past` cached tokens.
-    pub(super) fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+    /// An error if `tokens` cannot follow `past` cached tokens.
+    pub(super) fn check_run(&self, tokens: &[u32], past: usize) -> Result<()> {
         if past > 0 && !self.keeps_cache {
             let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
         }
-        check_tokens(tokens, self.vocab)?;
+        check_tokens(tokens, self.vocab)
+    }
+
+    /// The graph's inputs for `tokens` after `past` cached tokens.
+    pub(super) fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
+        self.check_run(tokens, past)?;
         roles::inputs(&self.graph, tokens, past)
     }
 

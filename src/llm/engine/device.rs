@@ -9,6 +9,7 @@ use crate::executor::{Executor, Timing};
 use crate::graph::pass::TOKEN;
 use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
+use crate::llm::roles::{self, Rows};
 use crate::llm::sampler::arg_max;
 use crate::plan::{MemoryReport, Plan};
 use crate::shape::Bindings;
@@ -22,6 +23,8 @@ pub struct DeviceModel {
     pub(super) set: PlanSet,
     pub(super) rings: Rings,
     pub(super) len: usize,
+    /// Those of the last run.
+    pub(super) rows: Rows,
 }
 
 /// The plan of a finished run, and its number of logits rows (1 if only the last is computed).
@@ -69,9 +72,13 @@ impl DeviceModel {
     /// Uploads the inputs of the next run, over `tokens`.
     fn prepare(&mut self, tokens: &[u32], wanted: Logits) -> Result<Run> {
         let run = self.next_run(tokens, wanted);
-        let inputs = self.decoder.inputs(tokens, self.len)?;
-        for (name, tensor) in inputs {
-            self.executor.write(run.plan, name, &tensor)?;
+        self.decoder.check_run(tokens, self.len)?;
+        self.rows.clear();
+        self.rows.extend(tokens, self.len)?;
+        let (decoder, keys) = (&self.decoder, self.len + tokens.len());
+        self.rows.write(&decoder.graph, &mut self.executor, run.plan)?;
+        if let Some(mask) = roles::mask_of(&decoder.graph, keys)? {
+            self.executor.write(run.plan, roles::MASK, &mask)?;
         }
         Ok(run)
     }
@@ -135,9 +142,9 @@ impl DeviceModel {
         self.decoder.graph.output(TOKEN).is_some()
     }
 
-    /// IDs of the largest logits of the last run.
-    fn chosen(&mut self, Ran { plan, rows }: Ran) -> Result<Vec<u32>> {
-        chosen(&mut self.executor, plan, rows)
+    /// Appends the IDs of the largest logits of the last run.
+    fn chosen(&mut self, Ran { plan, rows }: Ran, ids: &mut Vec<u32>) -> Result<()> {
+        chosen(&mut self.executor, plan, rows, ids)
     }
 
     /// Runs one chunk of `tokens` and returns the time of each step.
@@ -151,16 +158,11 @@ impl DeviceModel {
     }
 }
 
-/// The IDs of the largest logits of the last run of a plan, which has the output [`TOKEN`].
-pub(super) fn chosen(executor: &mut Executor, plan: usize, rows: usize) -> Result<Vec<u32>> {
-    let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
-    let ids = executor.read(plan, TOKEN)?.to_i64();
-    let ids = ids.map_err(|e| wrong(e.to_string()))?;
-    if ids.len() != rows {
-        return Err(wrong(format!("found {} tokens, expected {rows}", ids.len())));
-    }
-    let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("invalid token ID {i}")));
-    ids.iter().map(id).collect()
+/// Appends the IDs of the largest logits of the last run of a plan, which has the output [`TOKEN`].
+pub(super) fn chosen(executor: &mut Executor, plan: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()> {
+    let before = ids.len();
+    ids.resize(before + rows, 0);
+    executor.read_indices(plan, TOKEN, 0, ids.get_mut(before..).unwrap_or_default())
 }
 
 impl LanguageModel for DeviceModel {
@@ -216,9 +218,10 @@ impl LanguageModel for DeviceModel {
             self.forward(tokens, &mut logits)?;
             return arg_max(&logits);
         }
-        let ran = self.run_last(tokens)?;
-        let last = self.chosen(ran)?.last().copied();
-        last.ok_or_else(|| Error::other(Stage::Run, "the device returned no token"))
+        let Ran { plan, rows } = self.run_last(tokens)?;
+        let mut last = [0];
+        self.executor.read_indices(plan, TOKEN, rows - 1, &mut last)?;
+        Ok(last[0])
     }
 
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
@@ -227,10 +230,7 @@ impl LanguageModel for DeviceModel {
             return rows.chunks(self.decoder.vocab.max(1)).map(arg_max).collect();
         }
         let mut all = Vec::with_capacity(tokens.len());
-        self.run_all(tokens, &mut |model, ran| {
-            all.extend(model.chosen(ran)?);
-            Ok(())
-        })?;
+        self.run_all(tokens, &mut |model, ran| model.chosen(ran, &mut all))?;
         Ok(all)
     }
 

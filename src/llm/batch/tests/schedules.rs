@@ -1,11 +1,11 @@
 //! Random schedules, step by step.
 
-use super::{Cell, FakeRows, VOCAB, next};
+use super::{CONFIG, Cell, FakeRows, VOCAB, next};
 use crate::error::ErrorKind;
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::batch::scheduler::{Scheduler, SequenceId, Step, StepOutput};
 use crate::llm::batch::sequence::Wanted;
-use crate::llm::engine::{BatchConfig, RowModel, Span};
+use crate::llm::engine::{BatchConfig, RowModel};
 use crate::llm::sampler::SplitMix64;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -193,15 +193,6 @@ impl Run {
         self.scheduler.expect_none();
         self.scheduler.plan(&mut self.step);
         assert!(!self.step.parts.is_empty(), "jobs wait for nothing");
-        let spans: Vec<Span<'_>> = (self.step.parts.iter())
-            .map(|part| Span {
-                tokens: &self.step.tokens[part.tokens.clone()],
-                start: part.start,
-                pages: &self.step.pages[part.pages.clone()],
-                logits: part.outputs,
-                alone: part.alone,
-            })
-            .collect();
         // One of the jobs may be cancelled while the step runs.
         let cancelled = self.step.parts.first().map(|part| part.sequence);
         let cancelled = cancelled.filter(|_| self.random.next_u64().is_multiple_of(16));
@@ -211,7 +202,7 @@ impl Run {
         self.model.copy_pages(&self.step.copies).unwrap();
         self.copies += self.step.copies.len();
         self.rows += self.step.tokens.len();
-        let result = self.model.step(&spans);
+        let result = self.model.step(&mut self.step.spans());
         let mut answered = Vec::new();
         let mut found = StepOutput {
             ids: self.model.results.clone(),
@@ -286,4 +277,33 @@ fn every_sequence_gets_what_it_gets_alone() {
     ];
     let found = format!("{answers} {copies} {cancels} {again} {shared}");
     assert_eq!(happened, [true; 5], "{found}");
+}
+
+/// Within a page, and after the first tokens.
+#[test]
+fn planning_a_step_allocates_nothing() {
+    let config = BatchConfig { pages: 8, ..CONFIG };
+    for exact in [false, true] {
+        let mut scheduler = Scheduler::new(config, exact);
+        let ids: Vec<SequenceId> = (0..8).map(|_| scheduler.open()).collect();
+        let (mut step, mut found) = (Step::default(), StepOutput::default());
+        let mut decode = |tokens: &[u32]| {
+            for id in &ids {
+                scheduler.queue(*id, tokens, 1, Wanted::MostLikely);
+            }
+            while scheduler.has_jobs() {
+                scheduler.plan(&mut step);
+                found.ids.resize(step.outputs, 1);
+                let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
+                scheduler.finish(&step, &found, vocab, time, &mut |_| {});
+            }
+            for id in &ids {
+                assert_eq!(scheduler.answer(*id).unwrap().ids, [1]);
+            }
+        };
+        decode(&[2; 20]);
+        (0..3).for_each(|_| decode(&[3]));
+        let counted = allocation_counter::measure(|| (0..10).for_each(|_| decode(&[4])));
+        assert_eq!(counted.count_total, 0, "{counted:?}");
+    }
 }
