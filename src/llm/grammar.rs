@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, panic_utils};
+use serde_json::Value;
 use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ impl Grammar {
     /// JSON that matches a schema. An error for invalid JSON or an unsupported schema.
     pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
         let schema = serde_json::from_str(text).map_err(|e| unusable(SCHEMA, &e))?;
+        check_bounds(&schema).map_err(|e| unusable(SCHEMA, &e))?;
         let grammar = TopLevelGrammar::from_json_schema(schema);
         Self::of(grammar, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(SCHEMA, &e))
     }
@@ -63,6 +65,23 @@ impl Grammar {
             fresh,
             eos: eos.to_vec(),
         })
+    }
+}
+
+/// An error for a bound of a number that the parser cannot negate in 64 bits, as it would need to.
+fn check_bounds(schema: &Value) -> Result<(), String> {
+    /// The smallest integer of 64 bits.
+    const LEAST: f64 = -9_223_372_036_854_775_808.0;
+    for name in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] {
+        let bound = schema.get(name);
+        if let Some(bound) = bound.filter(|b| b.as_f64().is_some_and(|b| b <= LEAST)) {
+            return Err(format!("`{name}` is {bound}; expected more than -2^63"));
+        }
+    }
+    match schema {
+        Value::Array(parts) => parts.iter().try_for_each(check_bounds),
+        Value::Object(parts) => parts.values().try_for_each(check_bounds),
+        _ => Ok(()),
     }
 }
 
@@ -355,7 +374,8 @@ mod tests {
             .unwrap();
         let column = lines[quoted].find("\"a\"").unwrap();
         assert_eq!(lines[quoted + 1].find('^'), Some(column), "{text}");
-        for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1"] {
+        let small = r#"{"items": {"type": "integer", "minimum": -1e300}}"#;
+        for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1", small] {
             let e = Grammar::json_schema(text, &tokenizer, &[]).err().unwrap();
             assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
             assert!(e.to_string().len() < 500, "{e}");
