@@ -81,57 +81,73 @@ pub(super) struct StepOutput {
     pub logits: Vec<f32>,
 }
 
-/// How many rows of prompts a step may have.
-#[derive(Debug)]
+/// How many rows of prompts a step may have. The time of a step grows with its rows by jumps, where
+/// other kernels begin, so it is learned for each of several sizes.
+#[derive(Debug, Default)]
 struct Pace {
     /// Seconds of a step without prompts.
     decode: Option<f64>,
-    /// Rows of prompts that make a step `LONGER` times as long.
-    rows: f64,
     /// Steps with prompts since `decode` was measured.
     mixed: usize,
+    /// Seconds of a step with prompts, by its size.
+    times: [Option<f64>; Self::SIZES.len()],
 }
 
 impl Pace {
     /// Time of a step with prompts, over one without.
-    const LONGER: f64 = 1.8;
+    const LONGER: f64 = 1.9;
     /// Number of steps with prompts after which one runs without them, to measure `decode` again.
     const CHECK: usize = 16;
+    /// Share of its time that a larger size keeps with each step, so that it is tried again.
+    const KEPT: f64 = 0.98;
+    /// Rows of steps, ascending.
+    const SIZES: [usize; 13] = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
 
     /// Whether a step that decodes may have rows of prompts.
     fn takes_prompts(&self) -> bool {
         self.decode.is_some() && self.mixed < Self::CHECK
     }
 
-    /// Rows of prompts in a step that decodes.
-    fn prompt_rows(&self, most: usize) -> usize {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "within 0 and `most`"
-        )]
-        let rows = self.rows.clamp(0.0, most as f64) as usize;
-        rows.max(CUT).min(most)
+    /// Rows of prompts, at least [`CUT`] and up to `most`, in a step that decodes `decoding`.
+    fn prompt_rows(&self, decoding: usize, most: usize) -> usize {
+        let limit = Self::LONGER * self.decode.unwrap_or(0.0);
+        let (mut fits, mut known) = (0, None);
+        for (size, time) in Self::SIZES.into_iter().zip(self.times) {
+            let guess = || known.map(|(rows, time): (usize, f64)| time * size as f64 / rows as f64);
+            match time.or_else(guess) {
+                Some(time) if time > limit && fits > 0 => break,
+                Some(time) => known = Some((size, time)),
+                None => {}
+            }
+            if size >= decoding + CUT {
+                fits = size;
+                if known.is_none() {
+                    break;
+                }
+            }
+        }
+        fits.saturating_sub(decoding).max(CUT).min(most)
     }
 
     fn learn(&mut self, step: &Step, time: Duration) {
-        let time = time.as_secs_f64();
-        match self.decode {
-            _ if step.prompt == 0 => {
-                // The number of sequences may have changed meanwhile.
-                let old = self.decode.filter(|_| self.mixed == 0);
-                self.decode = Some(old.map_or(time, |old| 0.8 * old + 0.2 * time));
-                self.mixed = 0;
-            }
-            Some(decode) if step.tokens.len() > step.prompt => {
-                self.mixed += 1;
-                // Rows that decode cost about half in a step with prompts.
-                let more = (time - 0.5 * decode).max(0.1 * decode);
-                let share = (Self::LONGER - 0.5) * decode / more;
-                let fit = step.prompt as f64 * share.clamp(0.25, 2.0);
-                self.rows = 0.7 * self.rows + 0.3 * fit;
-            }
-            _ => {}
+        let (time, rows) = (time.as_secs_f64(), step.tokens.len());
+        if step.prompt == 0 {
+            // The number of sequences may have changed meanwhile.
+            let old = self.decode.filter(|_| self.mixed == 0);
+            self.decode = Some(old.map_or(time, |old| 0.8 * old + 0.2 * time));
+            self.mixed = 0;
+            return;
+        }
+        if step.prompt == rows {
+            return;
+        }
+        self.mixed += 1;
+        let size = Self::SIZES.partition_point(|size| *size < rows);
+        for (i, kept) in self.times.iter_mut().enumerate().skip(size) {
+            *kept = match *kept {
+                old if i == size => Some(old.map_or(time, |old| 0.7 * old + 0.3 * time)),
+                old => old.map(|old| Self::KEPT * old),
+            };
         }
     }
 }
@@ -163,11 +179,7 @@ impl Scheduler {
             closed: Vec::new(),
             pages: Pages::new(config.pages),
             known: Prefixes::new(config.pages),
-            pace: Pace {
-                decode: None,
-                rows: PAGE as f64,
-                mixed: 0,
-            },
+            pace: Pace::default(),
             clock: 0,
             plans: 0,
             order: Vec::new(),
@@ -335,7 +347,7 @@ impl Scheduler {
         room += kept;
         if !step.parts.is_empty() {
             room = match self.pace.takes_prompts() {
-                true => self.pace.prompt_rows(room),
+                true => self.pace.prompt_rows(step.tokens.len(), room),
                 false => 0,
             };
         }
