@@ -107,6 +107,30 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     metrics: Metrics,
 }
 
+/// The errors of [`Generator::new`] for a prompt.
+pub(super) fn check_prompt(model: &(impl LanguageModel + ?Sized), prompt: &[u32]) -> Result<()> {
+    if prompt.is_empty() {
+        return Err(Error::usage("prompt", "has no tokens; expected at least one"));
+    }
+    let total = model.len().saturating_add(prompt.len());
+    if total > model.context() {
+        let what = format!("has {total} tokens, but the context holds {}", model.context());
+        return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
+    }
+    if let Some(id) = prompt
+        .iter()
+        .find(|id| usize::try_from(**id).map_or(true, |id| id >= model.vocab()))
+    {
+        let vocab = model.vocab();
+        let what = format!(
+            "token ID {id} of the prompt is out of range; the vocabulary has {vocab} tokens: \
+             does the tokenizer belong to this model?"
+        );
+        return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TokenOutOfRange));
+    }
+    Ok(())
+}
+
 impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Generates after the tokens in the cache of `model` and `prompt`. Usage errors: an empty
     /// prompt, or one that does not fit the context. An error for a token ID outside the
@@ -117,25 +141,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         prompt: &[u32],
         options: DecodeOptions,
     ) -> Result<Self> {
-        if prompt.is_empty() {
-            return Err(Error::usage("prompt", "has no tokens; expected at least one"));
-        }
-        let total = model.len().saturating_add(prompt.len());
-        if total > model.context() {
-            let what = format!("has {total} tokens, but the context holds {}", model.context());
-            return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
-        }
-        if let Some(id) = prompt
-            .iter()
-            .find(|id| usize::try_from(**id).map_or(true, |id| id >= model.vocab()))
-        {
-            let vocab = model.vocab();
-            let what = format!(
-                "token ID {id} of the prompt is out of range; the vocabulary has {vocab} tokens: \
-                 does the tokenizer belong to this model?"
-            );
-            return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TokenOutOfRange));
-        }
+        check_prompt(model, prompt)?;
         sampler.start(prompt)?;
         Ok(Self {
             metrics: Metrics {

@@ -28,7 +28,7 @@ pub(crate) mod testing;
 pub mod tokenizer;
 
 pub use crate::cancel::Cancel;
-pub use batch::{BatchSequence, Batcher, Request, Steps, Ticket};
+pub use batch::{BatchSequence, Batcher, Beam, BeamOptions, Request, Steps, Ticket};
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};
 pub use draft::{Draft, ModelDraft, NgramDraft, Speculation};

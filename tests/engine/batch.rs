@@ -9,8 +9,11 @@ use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{
     BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span, UNIFORM_ROWS,
 };
+use transformer_lite::unstable::llm::batch::beam_search;
 use transformer_lite::unstable::llm::sampler::SplitMix64;
-use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, Steps};
+use transformer_lite::unstable::llm::{
+    BatchSequence, BeamOptions, Codec, Finish, LanguageModel, LogProbs, ModelFolder, Steps,
+};
 use transformer_lite::unstable::tensor::DType;
 
 const CONFIG: BatchConfig = BatchConfig {
@@ -306,6 +309,45 @@ fn sequences_in_threads_get_what_they_get_alone() {
                 }
             }
             assert_eq!(together.used_pages()[0], 0);
+        }
+    }
+}
+
+#[test]
+fn beams_have_the_log_probabilities_of_their_texts() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    let file = model.join("model.onnx");
+    let codec = Codec::load(ModelFolder::open(&model).unwrap()).unwrap();
+    let mut alone = HostModel::new(Decoder::load(&file, &Target::HOST).unwrap(), 200).unwrap();
+    // The beams share a page and copy another, and their texts go on in a third.
+    let prompt = Sequence::new(1, 120, &[]).tokens;
+    let options = BeamOptions {
+        beams: 3,
+        max_tokens: 12,
+        ..BeamOptions::default()
+    };
+    for device in devices() {
+        let steps = steps(&device, &file, false, false);
+        let beams = beam_search(steps.sequence(), &codec, &prompt, &options).unwrap();
+        assert_eq!((beams.len(), steps.used_pages()[0]), (3, 0));
+        assert!(beams.is_sorted_by(|a, b| a.score >= b.score));
+        for beam in &beams {
+            alone.truncate(0);
+            let mut row = Vec::new();
+            alone.forward(&prompt, &mut row).unwrap();
+            let mut want = f64::from(LogProbs::of(&row, beam.tokens[0], 0).chosen);
+            for pair in beam.tokens.windows(2) {
+                alone.forward(&pair[..1], &mut row).unwrap();
+                want += f64::from(LogProbs::of(&row, pair[1], 0).chosen);
+            }
+            let name = format!("{:?} {:?}", device.kind, beam.tokens);
+            assert_eq!(beam.finish, Finish::MaxTokens, "{name}");
+            let error = (beam.log_prob - want).abs();
+            assert!(error < 1e-3, "{name}: {}, not {want}", beam.log_prob);
+            assert_eq!(beam.score, beam.log_prob / 12.0);
+        }
+        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+            assert_ne!(beams[a].tokens, beams[b].tokens, "{:?}", device.kind);
         }
     }
 }

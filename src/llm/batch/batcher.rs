@@ -1,6 +1,6 @@
 //! Answers many requests at the same time.
 
-use super::steps::Steps;
+use super::steps::{BatchSequence, Steps};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
@@ -114,11 +114,13 @@ impl Queue {
 pub(super) enum Sessions {
     /// All at the same time.
     Batch(Steps),
-    /// One after another, in one session. With `reproducible`, it is emptied in between.
+    /// One after another, in one session, for the reason `why`. With `reproducible`, it is emptied
+    /// in between.
     Turns {
         model: Box<Model>,
         session: Box<Mutex<Session>>,
         reproducible: bool,
+        why: String,
     },
 }
 
@@ -171,12 +173,14 @@ impl Batcher {
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
                 let model = Model::with_codec(&folder, codec.clone(), options, &mut |_| {})?;
                 let mut notes = model.notes().to_vec();
-                notes.push(Note::OneSequence { why: e.chain() });
+                let why = e.chain();
+                notes.push(Note::OneSequence { why: why.clone() });
                 let session = Box::new(Mutex::new(model.session()?));
                 let sessions = Sessions::Turns {
                     model: Box::new(model),
                     session,
                     reproducible: batch.reproducible,
+                    why,
                 };
                 Self::start(sessions, codec, 1, notes)
             }
@@ -244,6 +248,18 @@ impl Batcher {
     /// batcher. Returns the errors of [`Model::session`] if requests run one after another.
     pub fn session(&self) -> Result<Session> {
         self.sessions.open(&self.codec, 0)
+    }
+
+    /// A sequence without tokens, which can be forked. An error of kind [`ErrorKind::Unsupported`]
+    /// if requests run one after another.
+    pub(super) fn sequence(&self) -> Result<BatchSequence> {
+        match &*self.sessions {
+            Sessions::Batch(steps) => Ok(steps.sequence()),
+            Sessions::Turns { why, .. } => {
+                let what = format!("beam search needs a model that runs several sequences at once: {why}");
+                Err(Error::other(Stage::Run, what).of_kind(ErrorKind::Unsupported))
+            }
+        }
     }
 
     /// Queues a request for what follows `prompt`. Returns the errors of [`Codec::encode`], and a

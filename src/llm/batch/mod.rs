@@ -2,6 +2,7 @@
 //! the cache (docs/design/batching.md).
 
 mod batcher;
+mod beam;
 mod pages;
 mod scheduler;
 mod sequence;
@@ -10,4 +11,5 @@ mod steps;
 mod tests;
 
 pub use batcher::{Batcher, Request, Ticket};
+pub use beam::{Beam, BeamOptions, beam_search};
 pub use steps::{BatchSequence, Steps};

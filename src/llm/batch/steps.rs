@@ -30,6 +30,16 @@ struct State {
     ended: bool,
 }
 
+impl State {
+    /// Queues tokens that fit; the last `outputs` have results.
+    fn queue(&mut self, id: SequenceId, tokens: &[u32], outputs: usize, wanted: Wanted) {
+        if self.scheduler.expects(id) {
+            self.pause = (self.pause * 7 + self.answered.elapsed()) / 8;
+        }
+        self.scheduler.queue(id, tokens, outputs, wanted);
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
@@ -273,16 +283,53 @@ impl BatchSequence {
         self.shared.lock().scheduler.set_priority(self.id, priority);
     }
 
+    /// The sizes of its steps and of the cache.
+    pub(super) fn config(&self) -> &BatchConfig {
+        &self.config
+    }
+
+    /// Appends one token to each sequence in common steps, and returns the logits that follow, by
+    /// sequence. The sequences belong to the same [`Steps`]. After an error no sequence has a job,
+    /// and the length of each is as described at [`LanguageModel::forward`].
+    pub(super) fn forward_each(sequences: &mut [Self], tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let Some(shared) = sequences.first().map(|first| first.shared.clone()) else {
+            return Ok(Vec::new());
+        };
+        let others = sequences.iter().any(|s| !Arc::ptr_eq(&s.shared, &shared));
+        if others || tokens.len() != sequences.len() {
+            let what = format!(
+                "{} tokens for {} sequences, not all of the same steps: {others}",
+                tokens.len(),
+                sequences.len()
+            );
+            return Err(Error::internal(Stage::Run, what));
+        }
+        for (sequence, token) in sequences.iter().zip(tokens) {
+            sequence.check(std::slice::from_ref(token))?;
+        }
+        // Under one lock, so that no step starts with a part of them.
+        let mut state = shared.lock();
+        for (sequence, token) in sequences.iter().zip(tokens) {
+            state.queue(sequence.id, std::slice::from_ref(token), 1, Wanted::Logits);
+        }
+        drop(state);
+        shared.work.notify_all();
+        let take = |s: &mut Self| s.wait(|answer| std::mem::take(&mut answer.logits));
+        // All are waited for, even after an error.
+        let rows: Vec<Result<Vec<f32>>> = sequences.iter_mut().map(take).collect();
+        rows.into_iter().collect()
+    }
+
+    /// An error for tokens that cannot be queued.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        check_room(self.len, tokens.len(), self.config.context)?;
+        check_tokens(tokens, self.vocab)
+    }
+
     /// Queues tokens; the last `outputs` have results. [`BatchSequence::wait`] must follow.
     fn queue(&mut self, tokens: &[u32], outputs: usize, wanted: Wanted) -> Result<()> {
-        check_room(self.len, tokens.len(), self.config.context)?;
-        check_tokens(tokens, self.vocab)?;
-        let mut state = self.shared.lock();
-        if state.scheduler.expects(self.id) {
-            state.pause = (state.pause * 7 + state.answered.elapsed()) / 8;
-        }
-        state.scheduler.queue(self.id, tokens, outputs, wanted);
-        drop(state);
+        self.check(tokens)?;
+        self.shared.lock().queue(self.id, tokens, outputs, wanted);
         self.shared.work.notify_all();
         Ok(())
     }

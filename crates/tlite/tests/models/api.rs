@@ -6,13 +6,13 @@ mod c;
 use std::path::Path;
 use tlite_testing::gguf::Traits;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text, equal, speaking_model};
+use tlite_testing::{Device, Outcome, Text, equal, refusal, speaking_model};
 use transformer_lite::unstable::backend::{Backend as _, BackendKind, OpenOptions};
-use transformer_lite::unstable::error::Error;
+use transformer_lite::unstable::error::{Error, ErrorKind};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{
-    BatchOptions, Batcher, Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model,
+    BatchOptions, Batcher, BeamOptions, Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model,
     NgramDraft, Request, Sampler, SamplerConfig, Session,
 };
 use transformer_lite::unstable::note::Note;
@@ -92,7 +92,17 @@ fn batches(place: BackendChoice) -> Outcome {
         &text(&mut own, prompts[0], 12)?,
         &text(&mut session, prompts[0], 12)?,
     )?;
-    equal(&own.fork().is_ok(), &!in_turns)
+    equal(&own.fork().is_ok(), &!in_turns)?;
+    let search = BeamOptions {
+        length_penalty: 0.0,
+        beams: 1,
+        max_tokens: 12,
+        ..BeamOptions::default()
+    };
+    match batcher.beam_search(prompts[0], &search) {
+        Err(e) if in_turns => refusal(&e, ErrorKind::Unsupported, &["the host runs one sequence at a time"]),
+        beams => equal(&beams.text()?[0].text, &text(&mut session, prompts[0], 12)?),
+    }
 }
 
 fn text(session: &mut Session, prompt: &str, max_tokens: usize) -> Result<String, String> {

@@ -205,7 +205,7 @@ impl Run {
         let result = self.model.step(&mut self.step.spans());
         let mut answered = Vec::new();
         let mut found = StepOutput {
-            ids: self.model.results.clone(),
+            ids: self.model.most_likely().unwrap(),
             ..StepOutput::default()
         };
         match result {
