@@ -55,7 +55,7 @@ pub struct SequenceConfig {
     pub chunk: usize,
     /// Prefill runs of at most this many tokens use their own plan, with kernels for few rows. 0
     /// means none.
-    pub short_prefill: [usize; 4],
+    pub short_prefill: [usize; 5],
     /// Decode grids and parameters are computed for the next multiple of this many tokens, so they
     /// change only at multiples.
     pub padding: usize,
@@ -70,7 +70,7 @@ impl SequenceConfig {
         Self {
             context,
             chunk: CHUNK.min(context),
-            short_prefill: [0; 4],
+            short_prefill: [0; 5],
             padding: PADDING,
             verify_tokens: 0,
         }
@@ -80,7 +80,7 @@ impl SequenceConfig {
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
         let breakpoints = Breakpoints::on(caps);
-        if breakpoints.rows != [None; 4] {
+        if breakpoints.rows != [None; 5] {
             self.chunk = LONG_CHUNK.min(self.context);
             self.short_prefill = breakpoints
                 .rows

@@ -6,10 +6,10 @@ use transformer_lite::unstable::backend::SharedBackend;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::batch::beam_search;
 use transformer_lite::unstable::llm::engine::{
     BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span, UNIFORM_ROWS,
 };
-use transformer_lite::unstable::llm::batch::beam_search;
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::llm::{
     BatchSequence, BeamOptions, Codec, Finish, LanguageModel, LogProbs, ModelFolder, Steps,

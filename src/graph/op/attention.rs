@@ -85,6 +85,10 @@ crate::kernel! {
 /// A single query is split over its keys if there can be more than this.
 pub const UNSPLIT: i64 = 256;
 
+/// Maximum rows of several sequences for the one-row kernel. More are likely to be those of a
+/// prompt, which share keys.
+pub const FEW_PAGED: i64 = 32;
+
 /// Largest head size that kernels support.
 const MAX_HEAD: i64 = 512;
 

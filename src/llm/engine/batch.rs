@@ -22,7 +22,7 @@ const SAMPLE: usize = 12;
 
 /// Rows of the plan of a uniform model: as many as kernels for a few rows compute, so that steps
 /// of few sequences cost little.
-pub const UNIFORM_ROWS: usize = 32;
+pub const UNIFORM_ROWS: usize = 64;
 
 /// Sizes for which rows of several sequences are planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

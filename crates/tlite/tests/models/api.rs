@@ -12,8 +12,8 @@ use transformer_lite::unstable::error::{Error, ErrorKind};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{
-    BatchOptions, Batcher, BeamOptions, Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model,
-    NgramDraft, Request, Sampler, SamplerConfig, Session,
+    BatchOptions, Batcher, BeamOptions, Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message,
+    Model, NgramDraft, Request, Sampler, SamplerConfig, Session,
 };
 use transformer_lite::unstable::note::Note;
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
@@ -100,7 +100,11 @@ fn batches(place: BackendChoice) -> Outcome {
         ..BeamOptions::default()
     };
     match batcher.beam_search(prompts[0], &search) {
-        Err(e) if in_turns => refusal(&e, ErrorKind::Unsupported, &["the host runs one sequence at a time"]),
+        Err(e) if in_turns => refusal(
+            &e,
+            ErrorKind::Unsupported,
+            &["the host runs one sequence at a time"],
+        ),
         beams => equal(&beams.text()?[0].text, &text(&mut session, prompts[0], 12)?),
     }
 }

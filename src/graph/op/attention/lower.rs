@@ -1,7 +1,7 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
+    Args, Attention, FEW_PAGED, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
     TENSOR_CORE_NEEDS, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
@@ -24,9 +24,6 @@ const VECTORS: (i64, i64) = (16, 3072);
 /// Work-items that merge the partial results of a query vector, unless the head itself has more
 /// pieces.
 const MERGING: i64 = 64;
-
-/// Maximum rows of several sequences for the one-row kernel; more would share keys.
-const FEW: i64 = 32;
 
 /// Head sizes that the kernels for large GPUs support.
 const SIZES: [i64; 3] = [64, 128, 256];
@@ -195,7 +192,7 @@ impl Node {
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
         let few = match self.paged {
-            Some(_) => self.most.is_some_and(|most| most <= FEW),
+            Some(_) => self.most.is_some_and(|most| most <= FEW_PAGED),
             None => self.single(),
         };
         if plain && few && by_rows(device, dim, operands) {

@@ -76,14 +76,14 @@ pub const FEW_ROWS: i64 = 128;
 /// A work-group of the vector kernel computes at most this many rows, along the side of one or two
 /// tensor core instructions.
 const TILES: [i64; 2] = [8, 16];
-/// Numbers of rows after which the computation changes. For up to 32, two work-groups of the vector
-/// kernel compute the same columns and share the weights in the device's cache.
+/// Numbers of rows after which the computation changes.
 pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
 /// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
 /// more are better normalized once.
 pub const NORM_ROWS: i64 = TILES[0];
-/// Maximum rows of the vector kernel.
-const VECTOR_ROWS: i64 = 2 * TILES[1];
+/// Maximum rows of the vector kernel. Several work-groups compute the same columns and share the
+/// weights in the device's cache.
+const VECTOR_ROWS: i64 = 4 * TILES[1];
 /// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
 /// Local memory of the largest tile.

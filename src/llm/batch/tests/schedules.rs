@@ -204,10 +204,8 @@ impl Run {
         self.rows += self.step.tokens.len();
         let result = self.model.step(&mut self.step.spans());
         let mut answered = Vec::new();
-        let mut found = StepOutput {
-            ids: self.model.most_likely().unwrap(),
-            ..StepOutput::default()
-        };
+        let mut found = StepOutput::default();
+        self.model.most_likely(&mut found.ids).unwrap();
         match result {
             Ok(()) => {
                 let mut first = 0;
