@@ -488,7 +488,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let lengths = SequenceConfig {
         context,
         chunk: request.chunk.min(context).max(1),
-        short_prefill: [0; 4],
+        short_prefill: [0; 5],
         padding: request.padding,
         verify_tokens: 0,
     };
