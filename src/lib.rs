@@ -122,10 +122,11 @@ pub use cancel::Cancel;
 pub use error::{Error, ErrorKind, Result, Stage};
 pub use limits::Limits;
 pub use llm::{
-    Activations, Answer, BatchOptions, Batcher, Beam, BeamOptions, ChatTemplate, Codec, Conversation,
-    DecodeOptions, Draft, Finish, GenerateOptions, Generator, Grammar, KvType, LanguageModel, LoadOptions,
-    LogProbs, Message, Metrics, Model, ModelDraft, ModelFolder, NgramDraft, Piece, Progress, Prompt, Reply,
-    Request, Sampler, SamplerConfig, Session, Speculation, States, StopStrings, Ticket, Token, Tokenizer,
+    Activations, Answer, BatchOptions, Batcher, Beam, BeamOptions, CandidateRow, Candidates, ChatTemplate,
+    Codec, Conversation, DecodeOptions, Draft, Finish, GenerateOptions, Generator, Grammar, KvType,
+    LanguageModel, LoadOptions, LogProbs, Message, Metrics, Model, ModelDraft, ModelFolder, NgramDraft,
+    Piece, Progress, Prompt, Reply, Request, Sampler, SamplerConfig, SamplerNeeds, Session, Speculation,
+    States, StopStrings, Ticket, Token, Tokenizer,
 };
 pub use note::Note;
 pub use placement::{BackendChoice, Placement};

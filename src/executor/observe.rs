@@ -185,7 +185,8 @@ impl Executor {
             }
         }
         let commands = self.commands(plan)?;
-        self.walk(plan, &mut |executor, work| {
+        let all = self.loaded(plan)?.plan.segments.len();
+        self.walk(plan, 0..all, &mut |executor, work| {
             let steps = match work {
                 Work::Host(step) => return executor.run_on_host(plan, step),
                 Work::Device(_, steps) => steps,

@@ -11,6 +11,7 @@ use crate::quota::Quota;
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Time of one step in a run.
@@ -138,7 +139,23 @@ impl Executor {
     /// Runs `plan`. Device segments are queued; host nodes wait for the values that they read.
     pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         self.bind(plan, bindings)?;
-        self.walk(plan, &mut |executor, work| match work {
+        let main = self.loaded(plan)?.plan.main_segments;
+        self.submit(plan, 0..main)
+    }
+
+    /// Computes the outputs of [`Options::on_request`](crate::plan::Options::on_request) of `plan`,
+    /// which was the last to run.
+    pub fn run_rest(&mut self, plan: usize) -> Result<()> {
+        let p = &self.loaded(plan)?.plan;
+        let rest = p.main_segments..p.segments.len();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.submit(plan, rest)
+    }
+
+    fn submit(&mut self, plan: usize, segments: Range<usize>) -> Result<()> {
+        self.walk(plan, segments, &mut |executor, work| match work {
             Work::Device(recording, _) => {
                 let loaded = &executor.plans[plan];
                 let submitted = executor.backend.submit(recording, &loaded.bound.launch);
@@ -153,7 +170,8 @@ impl Executor {
     pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<Timing>> {
         self.bind(plan, bindings)?;
         let mut all = Vec::new();
-        self.walk(plan, &mut |executor, work| {
+        let main = self.loaded(plan)?.plan.main_segments;
+        self.walk(plan, 0..main, &mut |executor, work| {
             match work {
                 Work::Device(recording, steps) => {
                     let loaded = &executor.plans[plan];
@@ -185,10 +203,11 @@ impl Executor {
         Ok(all)
     }
 
-    /// Passes the segments of a plan, which must be bound, to `run` in order.
+    /// Passes some segments of a plan, which must be bound, to `run` in order.
     pub(super) fn walk(
         &mut self,
         plan: usize,
+        segments: Range<usize>,
         run: &mut dyn FnMut(&mut Self, Work) -> Result<()>,
     ) -> Result<()> {
         if self.is_cut_short {
@@ -197,30 +216,35 @@ impl Executor {
         let _call = self.program.quota.as_ref().map(Quota::enter);
         // A failed run may have executed only some parts of a dispatch.
         self.is_cut_short = true;
-        self.segments(plan, run)?;
+        self.segments(plan, segments, run)?;
         self.is_cut_short = false;
         Ok(())
     }
 
-    fn segments(&mut self, plan: usize, run: &mut dyn FnMut(&mut Self, Work) -> Result<()>) -> Result<()> {
-        let (mut recording, mut segment) = (0, 0);
-        loop {
-            let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {
-                return Ok(());
-            };
+    fn segments(
+        &mut self,
+        plan: usize,
+        segments: Range<usize>,
+        run: &mut dyn FnMut(&mut Self, Work) -> Result<()>,
+    ) -> Result<()> {
+        let p = Arc::clone(&self.loaded(plan)?.plan);
+        let on_device = |s: &&Segment| matches!(s, Segment::Device(_));
+        let before = p.segments.get(..segments.start).unwrap_or_default();
+        let mut recording = before.iter().filter(on_device).count();
+        for next in p.segments.get(segments).unwrap_or_default() {
             limits::check(Stage::Run)?;
             match next {
                 Segment::Device(steps) => {
                     self.refresh(plan)?;
                     let id = self.loaded(plan)?.recordings.get(recording).copied();
                     let id = id.ok_or_else(|| Error::internal(Stage::Run, "a segment has no recording"))?;
-                    run(self, Work::Device(id, steps))?;
+                    run(self, Work::Device(id, steps.clone()))?;
                     recording += 1;
                 }
-                Segment::Host(step) => run(self, Work::Host(step))?,
+                Segment::Host(step) => run(self, Work::Host(*step))?,
             }
-            segment += 1;
         }
+        Ok(())
     }
 
     /// Runs one node on the host: reads back operands from the device, evaluates, uploads results

@@ -7,6 +7,7 @@
 
 mod batch;
 mod build;
+mod candidates;
 mod cost;
 mod decoder;
 mod device;

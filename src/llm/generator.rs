@@ -1,7 +1,7 @@
 //! The generation loop: feed, sample, stop.
 
 use super::draft::Speculation;
-use super::{Cancel, LanguageModel, LogProbs, Metrics, Progress, Sampler};
+use super::{Cancel, Candidates, LanguageModel, LogProbs, Metrics, Progress, Sampler, SamplerNeeds};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::quota;
 use std::collections::VecDeque;
@@ -81,6 +81,14 @@ pub struct Token {
     pub position: usize,
 }
 
+/// What the model returned for rows of the last run: as much as the choice needs.
+#[derive(Debug, Default)]
+struct Found {
+    ids: Vec<u32>,
+    candidates: Candidates,
+    logits: Vec<f32>,
+}
+
 /// Yields the tokens that follow a prompt, without end tokens. The first call of `next` feeds the
 /// prompt. A token is fed when the next one is requested, so the last one yielded is not in the
 /// cache unless an end token followed it or a draft contained it. After an error it yields nothing
@@ -98,7 +106,7 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     ready: VecDeque<(Token, Option<LogProbs>)>,
     /// Those of the last token yielded.
     log_probs: Option<LogProbs>,
-    logits: Vec<f32>,
+    found: Found,
     sampled: usize,
     /// Why generation ends once `ready` is empty.
     coming: Option<Finish>,
@@ -157,7 +165,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             sampler,
             options,
             speculation: None,
-            logits: Vec::new(),
+            found: Found::default(),
             sampled: 0,
             coming: None,
             finish: None,
@@ -206,16 +214,66 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.log_probs.as_ref()
     }
 
-    /// True if the IDs of the largest logits are all that is needed.
-    fn is_greedy(&self) -> bool {
-        self.sampler.is_greedy() && self.options.log_probs.is_none()
+    /// What is read of each row.
+    fn needs(&self) -> SamplerNeeds {
+        let log_probs = match self.options.log_probs {
+            None => SamplerNeeds::MostLikely,
+            Some(top) if top <= Candidates::COUNT => SamplerNeeds::Candidates,
+            Some(_) => SamplerNeeds::Row,
+        };
+        match self.sampler.needs().max(log_probs) {
+            SamplerNeeds::Candidates if !self.model.finds_candidates() => SamplerNeeds::Row,
+            needs => needs,
+        }
     }
 
-    /// The token for a row of logits, with its log-probabilities if they are wanted.
-    fn choose(&mut self, logits: &[f32]) -> Result<(u32, Option<LogProbs>)> {
-        let id = self.sampler.sample(logits)?;
-        let log_probs = self.options.log_probs.map(|top| LogProbs::of(logits, id, top));
-        Ok((id, log_probs))
+    /// Runs tokens and keeps what is needed of the row after the last one, or after each.
+    fn run(&mut self, tokens: &[u32], each: bool) -> Result<()> {
+        let needs = self.needs();
+        let (model, found) = (&mut *self.model, &mut self.found);
+        match needs {
+            SamplerNeeds::MostLikely if each => found.ids = model.most_likely_all(tokens)?,
+            SamplerNeeds::MostLikely => {
+                found.ids.clear();
+                found.ids.push(model.most_likely(tokens)?);
+            }
+            SamplerNeeds::Candidates if each => model.candidates_all(tokens, &mut found.candidates)?,
+            SamplerNeeds::Candidates => model.candidates(tokens, &mut found.candidates)?,
+            SamplerNeeds::Row if each => found.logits = model.forward_all(tokens)?,
+            SamplerNeeds::Row => model.forward(tokens, &mut found.logits)?,
+        }
+        let rows = if each { tokens.len() } else { 1 };
+        let (what, count, wanted) = match needs {
+            SamplerNeeds::MostLikely => ("tokens", found.ids.len(), rows),
+            SamplerNeeds::Candidates => ("rows of candidates", found.candidates.rows(), rows),
+            SamplerNeeds::Row => ("logits", found.logits.len(), rows * model.vocab()),
+        };
+        if count == wanted {
+            return Ok(());
+        }
+        let what = format!("the model returned {count} {what}, expected {wanted}");
+        Err(Error::other(Stage::Run, what))
+    }
+
+    /// The token for a row of the last run, with its log-probabilities if they are wanted.
+    fn choose(&mut self, row: usize) -> Result<(u32, Option<LogProbs>)> {
+        let (found, log_probs) = (&self.found, self.options.log_probs);
+        let missing = || Error::internal(Stage::Run, format!("no row {row} of a run"));
+        match self.needs() {
+            SamplerNeeds::MostLikely => Ok((*found.ids.get(row).ok_or_else(missing)?, None)),
+            SamplerNeeds::Candidates => {
+                let row = found.candidates.row(row).ok_or_else(missing)?;
+                let id = self.sampler.sample_candidates(row)?;
+                Ok((id, log_probs.map(|top| LogProbs::of_candidates(row, id, top))))
+            }
+            SamplerNeeds::Row => {
+                let vocab = self.model.vocab();
+                let logits = found.logits.get(row * vocab..(row + 1) * vocab);
+                let logits = logits.ok_or_else(missing)?;
+                let id = self.sampler.sample(logits)?;
+                Ok((id, log_probs.map(|top| LogProbs::of(logits, id, top))))
+            }
+        }
     }
 
     /// The tokens in the cache whose IDs are known.
@@ -325,9 +383,10 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
         // One run at a time, so that a cancelled prompt ends soon.
         let run = self.model.run_length().max(1);
+        let progress = self.options.progress.clone();
         let report = |done| {
             if waiting.len() > run {
-                self.options.progress.report(done, waiting.len());
+                progress.report(done, waiting.len());
             }
         };
         let mut done = 0;
@@ -337,19 +396,14 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             }
             report(done);
             done += part.len();
-            if done == waiting.len() && self.is_greedy() {
-                let id = self.model.most_likely(part)?;
-                report(done);
-                return self.took(id, None);
+            if done < waiting.len() {
+                self.model.forward(part, &mut self.found.logits)?;
+            } else {
+                self.run(part, false)?;
             }
-            self.model.forward(part, &mut self.logits)?;
         }
         report(done);
-        self.check_logits(self.logits.len(), 1)?;
-        let logits = std::mem::take(&mut self.logits);
-        let chosen = self.choose(&logits);
-        self.logits = logits;
-        let (id, log_probs) = chosen?;
+        let (id, log_probs) = self.choose(0)?;
         self.took(id, log_probs)
     }
 
@@ -366,36 +420,11 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let before = self.model.len();
         let mut run = self.context.get(self.fed()..).unwrap_or_default().to_vec();
         run.extend_from_slice(guess);
-        let greedy = self.is_greedy();
-        let (mut ids, mut rows) = (Vec::new(), Vec::new());
-        if greedy {
-            ids = self.model.most_likely_all(&run)?;
-        } else {
-            rows = self.model.forward_all(&run)?;
-            self.check_logits(rows.len(), run.len())?;
-        }
-        let vocab = self.model.vocab();
+        self.run(&run, true)?;
         self.metrics.drafted += guess.len();
         let mut finish = None;
         for i in 0..run.len() {
-            let (id, log_probs) = if greedy {
-                let id = ids.get(i).copied();
-                (
-                    id.ok_or_else(|| {
-                        Error::other(
-                            Stage::Run,
-                            format!(
-                                "the model returned {} tokens for a run of {}",
-                                ids.len(),
-                                run.len()
-                            ),
-                        )
-                    })?,
-                    None,
-                )
-            } else {
-                self.choose(rows.get(i * vocab..(i + 1) * vocab).unwrap_or_default())?
-            };
+            let (id, log_probs) = self.choose(i)?;
             // The cache is correct up to here.
             let right = before + i + 1;
             finish = self.take(id, log_probs)?;
@@ -410,15 +439,6 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             self.metrics.accepted += 1;
         }
         Ok(finish)
-    }
-
-    fn check_logits(&self, found: usize, rows: usize) -> Result<()> {
-        let wanted = rows * self.model.vocab();
-        if found == wanted {
-            return Ok(());
-        }
-        let what = format!("the model returned {found} logits, expected {wanted}");
-        Err(Error::other(Stage::Run, what))
     }
 
     /// Appends a chosen token.

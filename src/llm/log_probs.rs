@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use super::candidates::{CandidateRow, likeliest, log_total};
+
 /// Natural log-probabilities of a token and of the most likely tokens at its position, before the
 /// sampler changes them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,25 +15,32 @@ pub struct LogProbs {
 impl LogProbs {
     /// From a row of logits, for the token `chosen` and the `top` most likely ones.
     pub fn of(logits: &[f32], chosen: u32, top: usize) -> Self {
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|v| f64::from(v - most).exp()).sum();
-        let total = sum.ln();
-        #[expect(clippy::cast_possible_truncation, reason = "rounds to single precision")]
-        let of = |logit: f32| (f64::from(logit - most) - total) as f32;
-        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let mut best: Vec<(u32, f32)> = match top {
-            0 => Vec::new(),
-            _ => (0u32..).zip(logits.iter().copied()).collect(),
-        };
-        if (1..best.len()).contains(&top) {
-            best.select_nth_unstable_by(top - 1, order);
-        }
-        best.truncate(top);
-        best.sort_unstable_by(order);
         let logit = usize::try_from(chosen).ok().and_then(|id| logits.get(id));
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let best = likeliest(logits, top).into_iter();
+        Self::normalized(logit.copied(), best, most, log_total(logits))
+    }
+
+    /// Like [`LogProbs::of`], for a chosen token and most likely ones that are candidates.
+    pub fn of_candidates(row: CandidateRow<'_>, chosen: u32, top: usize) -> Self {
+        let logit = row.iter().find(|(id, _)| *id == chosen).map(|(_, logit)| logit);
+        let most = row.logits.first().copied().unwrap_or(f32::NEG_INFINITY);
+        Self::normalized(logit, row.iter().take(top), most, row.log_total)
+    }
+
+    /// For the logit of the chosen token, `top` tokens with theirs, and what normalizes them:
+    /// [`CandidateRow::log_total`], relative to the logit `most`.
+    fn normalized(
+        chosen: Option<f32>,
+        top: impl Iterator<Item = (u32, f32)>,
+        most: f32,
+        log_total: f64,
+    ) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "rounds to single precision")]
+        let of = |logit: f32| (f64::from(logit - most) - log_total) as f32;
         Self {
-            chosen: of(logit.copied().unwrap_or(f32::NEG_INFINITY)),
-            top: best.iter().map(|(id, logit)| (*id, of(*logit))).collect(),
+            chosen: of(chosen.unwrap_or(f32::NEG_INFINITY)),
+            top: top.map(|(id, logit)| (id, of(logit))).collect(),
         }
     }
 }
@@ -39,6 +48,7 @@ impl LogProbs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::llm::Candidates;
 
     #[test]
     fn probabilities_sum_to_one() {
@@ -53,6 +63,17 @@ mod tests {
         let two = LogProbs::of(&logits, 4, 2);
         assert_eq!((two.chosen, &two.top[..]), (f32::NEG_INFINITY, &all.top[..2]));
         assert_eq!(LogProbs::of(&logits, 1, 0).top, []);
+        // Those of candidates are the same.
+        let row: Vec<f32> = (0..200).map(|i| ((i * 37) % 101) as f32 / 8.0).collect();
+        let mut found = Candidates::default();
+        found.push(&row).unwrap();
+        let first = found.row(0).unwrap();
+        for (id, top) in [(first.ids[0], 0), (first.ids[63], 64), (first.ids[5], 7)] {
+            assert_eq!(
+                LogProbs::of_candidates(first, id, top),
+                LogProbs::of(&row, id, top)
+            );
+        }
         // Large logits do not overflow.
         let even = LogProbs::of(&[1e30, 1e30], 0, 0).chosen;
         assert!((even - 0.5f32.ln()).abs() < 1e-6, "{even}");

@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod batch;
+pub mod candidates;
 pub mod codec;
 pub mod constraint;
 pub mod conversation;
@@ -29,6 +30,7 @@ pub mod tokenizer;
 
 pub use crate::cancel::Cancel;
 pub use batch::{BatchSequence, Batcher, Beam, BeamOptions, Request, Steps, Ticket};
+pub use candidates::{CandidateRow, Candidates};
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};
 pub use draft::{Draft, ModelDraft, NgramDraft, Speculation};
@@ -41,7 +43,7 @@ pub use metrics::Metrics;
 pub use model::Model;
 pub use progress::Progress;
 pub use prompt_cache::States;
-pub use sampler::{Sampler, SamplerConfig};
+pub use sampler::{Sampler, SamplerConfig, SamplerNeeds};
 pub use session::{Answer, GenerateOptions, Piece, Session};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message, Raised};
@@ -107,6 +109,30 @@ pub trait LanguageModel {
         let vocab = self.vocab().max(1);
         let rows = self.forward_all(tokens)?;
         rows.chunks(vocab).map(sampler::arg_max).collect()
+    }
+
+    /// True if [`LanguageModel::candidates`] costs less than a row of logits, because the device
+    /// finds them.
+    fn finds_candidates(&self) -> bool {
+        false
+    }
+
+    /// Like [`LanguageModel::forward`], but writes only the likeliest tokens to `found`, which has
+    /// one row afterwards: that of [`Candidates::push`], whose errors it returns.
+    fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        let mut logits = Vec::new();
+        self.forward(tokens, &mut logits)?;
+        found.clear();
+        found.push(&logits)
+    }
+
+    /// Like [`LanguageModel::forward_all`], but writes only the likeliest tokens of each row to
+    /// `found`.
+    fn candidates_all(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        let vocab = self.vocab().max(1);
+        let rows = self.forward_all(tokens)?;
+        found.clear();
+        rows.chunks(vocab).try_for_each(|row| found.push(row))
     }
 
     /// Access to the contents of the cache as bytes; `None` if not supported.

@@ -8,6 +8,7 @@ mod range;
 pub use penalties::{Dry, Penalties};
 pub use range::Range;
 
+use super::candidates::{CandidateRow, Candidates};
 use super::constraint::Constraint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use filters::Candidate;
@@ -160,6 +161,17 @@ impl SplitMix64 {
     }
 }
 
+/// What a choice needs of a row of logits. Each includes the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SamplerNeeds {
+    /// The ID of the largest logit.
+    MostLikely,
+    /// The likeliest tokens ([`Candidates`]).
+    Candidates,
+    /// All logits.
+    Row,
+}
+
 /// Chooses tokens. Equal settings, contexts and logits give equal tokens.
 pub struct Sampler {
     config: SamplerConfig,
@@ -241,6 +253,38 @@ impl Sampler {
         most_likely && c.is_plain() && self.constraint.is_none()
     }
 
+    /// What [`Sampler::sample`] needs of a row.
+    pub fn needs(&self) -> SamplerNeeds {
+        let c = &self.config;
+        let few = (1..=Candidates::COUNT).contains(&c.top_k);
+        if self.is_greedy() {
+            SamplerNeeds::MostLikely
+        } else if few && c.is_plain() && self.constraint.is_none() {
+            SamplerNeeds::Candidates
+        } else {
+            SamplerNeeds::Row
+        }
+    }
+
+    /// The token that [`Sampler::sample`] chooses for the row with these candidates. An error if it
+    /// [needs](Sampler::needs) the row, or if there are none.
+    pub fn sample_candidates(&mut self, row: CandidateRow<'_>) -> Result<u32> {
+        let best = row
+            .ids
+            .first()
+            .copied()
+            .filter(|_| self.needs() < SamplerNeeds::Row);
+        let best =
+            best.ok_or_else(|| Error::internal(Stage::Text, "candidates do not determine the next token"))?;
+        if self.is_greedy() {
+            return Ok(best);
+        }
+        filters::collect(&mut self.candidates, row.iter());
+        // Like those of a row.
+        self.candidates.sort_unstable_by_key(|c| c.id);
+        Ok(self.pick(best))
+    }
+
     /// The next token for a row of logits. Ties go to the smaller ID. An error if a logit is NaN or
     /// plus infinity, if none is above minus infinity, or if a biased token has no logit.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
@@ -268,14 +312,19 @@ impl Sampler {
             constraint.mask(&mut changed)?;
         }
         let best = arg_max(&changed)?;
-        let all = &mut self.candidates;
-        filters::collect(all, &changed);
+        filters::collect(&mut self.candidates, (0..).zip(changed.iter().copied()));
         self.logits = changed;
+        Ok(self.pick(best))
+    }
+
+    /// Chooses one of the candidates, which are in the order of their IDs; `best` is the likeliest.
+    fn pick(&mut self, best: u32) -> u32 {
+        let (config, all) = (&self.config, &mut self.candidates);
         filters::top_k(all, config.top_k);
         filters::typical_p(all, f64::from(config.typical_p));
         if config.temperature == 0.0 {
             let first = |a: &Candidate, b: &Candidate| a.logit.total_cmp(&b.logit).then(b.id.cmp(&a.id));
-            return Ok(all.iter().copied().max_by(first).map_or(best, |c| c.id));
+            return all.iter().copied().max_by(first).map_or(best, |c| c.id);
         }
         filters::top_p(all, f64::from(config.top_p));
         filters::min_p(all, f64::from(config.min_p));
@@ -289,7 +338,7 @@ impl Sampler {
                 break;
             }
         }
-        Ok(chosen)
+        chosen
     }
 }
 

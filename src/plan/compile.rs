@@ -242,14 +242,15 @@ impl<'a> Compiler<'a> {
         let order = self.graph.order()?;
         self.lower(&order)?;
         self.open = self.find_open();
-        let items = order::order(&self, &order)?;
+        let (items, main) = order::rest_last(&self, &order, order::order(&self, &order)?);
         let arena = Arena::new(&self, &items)?;
         let made: Vec<Symbol> = self.made.iter().map(|m| m.symbol.clone()).collect();
         let open: Vec<Symbol> = self.open.iter().cloned().collect();
         let padding = self.padding();
         let formulas = Formulas::new(&self.options.bounds, &open, &made, padding.as_ref().ok());
         let mut build = StepBuilder::new(&self, &arena, formulas, &items);
-        let (steps, host, segments) = build.schedule(&items)?;
+        let (steps, host, segments) = build.schedule(&items, main)?;
+        let main_segments = segments.len() - usize::from(main < items.len());
         let samples = build.samples(&steps)?;
         let given = self.graph.inputs().iter().copied();
         let (read, unread): (Vec<_>, Vec<_>) = given.partition(|v| self.needed_values[v.index()]);
@@ -272,6 +273,7 @@ impl<'a> Compiler<'a> {
             steps,
             host,
             segments,
+            main_segments,
             kernels,
             samples,
             weights: self.collected.weights.to_vec(),

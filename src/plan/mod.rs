@@ -62,6 +62,10 @@ pub struct Options {
     pub every_on_device: bool,
     /// A length that changes in every run, and how it is padded so that sizes change rarely.
     pub padding: Option<Padding>,
+    /// Outputs that a run does not compute; [`Executor::run_rest`] computes them afterwards.
+    ///
+    /// [`Executor::run_rest`]: crate::executor::Executor::run_rest
+    pub on_request: &'static [&'static str],
 }
 
 impl Default for Options {
@@ -76,6 +80,7 @@ impl Default for Options {
             run_rows: None,
             every_on_device: false,
             padding: None,
+            on_request: &[],
         }
     }
 }
@@ -273,6 +278,8 @@ pub struct Plan {
     pub host: Vec<HostStep>,
     /// The segments in execution order.
     pub segments: Vec<Segment>,
+    /// How many of them a run executes. The rest compute the outputs of [`Options::on_request`].
+    pub main_segments: usize,
     pub kernels: Vec<KernelSpec>,
     /// Nodes with kernels, at least one per kernel, that together use all kernels: for each kernel
     /// the one with the least work, which the host has to repeat.

@@ -38,6 +38,39 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     ))
 }
 
+/// Moves dispatches that only outputs of [`Options::on_request`](super::Options::on_request) need to
+/// the end. Returns the number of the others.
+pub(super) fn rest_last(c: &Compiler<'_>, nodes: &[NodeId], items: Vec<Item>) -> (Vec<Item>, usize) {
+    let consumers = c.graph.consumers();
+    let mut rest: BTreeSet<NodeId> = BTreeSet::new();
+    for id in nodes.iter().rev() {
+        let Some(node) = c.graph.node(*id).filter(|_| !c.host.contains_key(id)) else {
+            continue;
+        };
+        let requested = |v: &ValueId| c.options.on_request.contains(&c.graph.value(*v).name.as_str());
+        let read_by_rest = |v: &ValueId| {
+            let mut readers = consumers.get(v.index()).into_iter().flatten();
+            readers.all(|reader| rest.contains(reader))
+        };
+        let is_rest = |v: &ValueId| {
+            let kept = c.graph.is_output(*v) && !requested(v) || c.is_state(*v);
+            !kept && c.made.of(*v).next().is_none() && read_by_rest(v)
+        };
+        let is_read = |v: &ValueId| requested(v) || consumers.get(v.index()).is_some_and(|r| !r.is_empty());
+        if node.outputs.iter().any(is_read) && node.outputs.iter().all(is_rest) {
+            rest.insert(*id);
+        }
+    }
+    let is_rest = |item: &Item| match item {
+        Item::Call(i) => (c.collected.calls.get(*i)).is_some_and(|call| rest.contains(&call.node)),
+        Item::Host(_) | Item::Observe(_) | Item::Known(_) => false,
+    };
+    let (last, mut all): (Vec<Item>, Vec<Item>) = items.into_iter().partition(is_rest);
+    let main = all.len();
+    all.extend(last);
+    (all, main)
+}
+
 /// A part of the work: a node, or a value with its [`Item`].
 #[derive(Clone, Copy, Debug)]
 enum Task {

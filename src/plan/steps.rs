@@ -131,8 +131,13 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
         values.iter().map(|v| self.port(*v)).collect()
     }
 
-    /// Converts all items, and divides them into segments.
-    pub fn schedule(&mut self, items: &[Item]) -> Result<(Vec<Step>, Vec<HostStep>, Vec<Segment>)> {
+    /// Converts all items, and divides them into segments. The items after the first `main` ones,
+    /// which are dispatches, have a segment of their own.
+    pub fn schedule(
+        &mut self,
+        items: &[Item],
+        main: usize,
+    ) -> Result<(Vec<Step>, Vec<HostStep>, Vec<Segment>)> {
         let (mut steps, mut host, mut segments) = (Vec::new(), Vec::new(), Vec::new());
         for (time, item) in items.iter().enumerate() {
             match item {
@@ -140,7 +145,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
                     let n = steps.len();
                     steps.push(self.step(*i, self.arena.in_place(time), n)?);
                     match segments.last_mut() {
-                        Some(Segment::Device(range)) => range.end = n + 1,
+                        Some(Segment::Device(range)) if time != main => range.end = n + 1,
                         _ => segments.push(Segment::Device(n..n + 1)),
                     }
                     continue;

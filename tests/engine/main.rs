@@ -3,6 +3,7 @@
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod batch;
+mod candidates;
 mod decoders;
 mod deep;
 mod fusion;

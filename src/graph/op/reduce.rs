@@ -293,7 +293,11 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         && reduced.iter().all(|(_, s)| s.is(1))
         && kept.iter().all(|(_, s)| *s == cols);
     let few = cols.as_const().is_some_and(|n| n <= FEW);
-    let item = !x.dtype.is_float() || kind == Kind::Prod || !flat && few;
+    // One work-group per pair of rows may be more than the device runs.
+    let crowded = cx
+        .upper_bound(&rows)
+        .is_some_and(|n| n / 2 >= i64::from(cx.device().max_grid));
+    let item = !x.dtype.is_float() || kind == Kind::Prod || few && (!flat || crowded);
     if item && cols.as_const().is_none_or(|n| n > MAX_LOOPS) {
         return Err(OpError::NoKernel(format!(
             "{kind:?} over {cols} elements of {}",

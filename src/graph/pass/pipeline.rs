@@ -6,8 +6,8 @@ use super::cleanup::{
     OUTER_PRODUCT, REMOVE_NOOPS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
 use super::decoder::{
-    CAUSAL, CHOSEN_ROWS, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS,
-    ROW_POOL, WINDOW,
+    CANDIDATES, CAUSAL, CHOSEN_ROWS, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW,
+    LAST_ROWS, ROW_POOL, WINDOW,
 };
 use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
@@ -52,6 +52,8 @@ pub struct Target {
     pub logits: Logits,
     /// The device finds the largest logit.
     pub greedy: bool,
+    /// The device finds the candidates for the next token.
+    pub candidates: bool,
     /// Fewer dispatches per layer are worth kernels that do several things.
     pub rotary_append: bool,
     /// Kernels for any number of rows do what others do for one row only.
@@ -71,6 +73,7 @@ impl Target {
         integer: Some(Arithmetic::Float),
         logits: Logits::All,
         greedy: false,
+        candidates: false,
         rotary_append: false,
         native: false,
         one_row: false,
@@ -166,6 +169,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let tail = when("speculative decoding", t.logits == Logits::Tail);
     let rows = when("several sequences", t.logits == Logits::Chosen);
     let greedy = when("greedy decoding on devices", t.greedy);
+    let candidates = when("sampling on GPUs", t.candidates);
     let rotary_append = when("language models on devices", t.rotary_append);
     let native = when("language models on `cpu`", t.native);
     let gated = when("language models on `cpu` and tensor cores", t.native || t.gates_few_rows);
@@ -218,6 +222,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
         ]),
         (Phase::Output, &[
             (GREEDY, greedy),
+            (CANDIDATES, candidates),
             // Every append and attention is in its final form.
             (ROW_POOL, rows),
         ]),

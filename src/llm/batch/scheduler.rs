@@ -8,6 +8,7 @@ use super::pages::{Pages, Prefixes};
 use super::sequence::{JobResult, Sequence, Wanted};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
+use crate::llm::Candidates;
 use crate::llm::engine::{BatchConfig, Span};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -74,10 +75,12 @@ impl Step {
     }
 }
 
-/// Results of a step: IDs for all rows with results, logits for those that want them.
+/// Results of a step: IDs and candidates for all rows with results if any wants them, logits for
+/// those that want them.
 #[derive(Debug, Default)]
 pub(super) struct StepOutput {
     pub ids: Vec<u32>,
+    pub candidates: Candidates,
     pub logits: Vec<f32>,
 }
 
@@ -595,6 +598,7 @@ impl Scheduler {
                     let ids = found.ids.get(rows).unwrap_or_default();
                     sequence.answer.ids.extend_from_slice(ids);
                 }
+                Wanted::Candidates => sequence.answer.candidates.extend(&found.candidates, rows),
                 Wanted::Logits => {
                     let end = logits_row + part.outputs * vocab;
                     let logits = found.logits.get(logits_row..end).unwrap_or_default();

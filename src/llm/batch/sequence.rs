@@ -3,11 +3,13 @@
 use super::pages::{Pages, PrefixId, Prefixes};
 use crate::error::Error;
 use crate::graph::op::paged_attention::{CUT, PAGE};
+use crate::llm::Candidates;
 
 /// What a job returns for each of its last tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Logits,
+    Candidates,
     /// The ID of the largest logit.
     MostLikely,
 }
@@ -26,6 +28,7 @@ pub(super) struct Job {
 #[derive(Debug, Default)]
 pub(super) struct JobResult {
     pub ids: Vec<u32>,
+    pub candidates: Candidates,
     pub logits: Vec<f32>,
     pub error: Option<Error>,
 }
@@ -33,6 +36,7 @@ pub(super) struct JobResult {
 impl JobResult {
     fn clear(&mut self) {
         self.ids.clear();
+        self.candidates.clear();
         self.logits.clear();
         self.error = None;
     }

@@ -4,8 +4,8 @@ use super::scheduler::{Scheduler, SequenceId, Step, StepOutput};
 use super::sequence::{JobResult, Wanted};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
-use crate::llm::LanguageModel;
 use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
+use crate::llm::{Candidates, LanguageModel};
 use crate::quota::{self, Quota};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -59,8 +59,15 @@ impl Shared {
 pub struct Steps {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    facts: Facts,
+}
+
+/// What sequences know of the model.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
     vocab: usize,
     config: BatchConfig,
+    finds_candidates: bool,
 }
 
 impl Steps {
@@ -68,7 +75,12 @@ impl Steps {
     /// alone, if `model` is native or uniform ([`BatchConfig::uniform`]). `quota` is that of the
     /// model.
     pub fn start(model: impl RowModel + 'static, reproducible: bool, quota: Option<Quota>) -> Result<Self> {
-        let (vocab, config) = (model.vocab(), model.config());
+        let config = model.config();
+        let facts = Facts {
+            vocab: model.vocab(),
+            config,
+            finds_candidates: model.finds_candidates(),
+        };
         let (pages, rows) = (config.context.div_ceil(PAGE), config.least_rows());
         if config.rows < rows || config.pages < pages || config.logits == 0 {
             let what = format!("steps need {rows} rows, {pages} pages and logits, found {config:?}");
@@ -100,15 +112,14 @@ impl Steps {
         Ok(Self {
             shared,
             thread: Some(thread),
-            vocab,
-            config,
+            facts,
         })
     }
 
     /// A new sequence.
     pub fn sequence(&self) -> BatchSequence {
         let id = self.shared.lock().scheduler.open();
-        BatchSequence::new(&self.shared, id, 0, self.vocab, self.config)
+        BatchSequence::new(&self.shared, id, 0, self.facts)
     }
 
     /// Pages that sequences use, and pages kept only for later sequences.
@@ -205,6 +216,7 @@ impl Worker {
         } = self;
         let _call = self.quota.as_ref().map(Quota::enter);
         found.ids.clear();
+        found.candidates.clear();
         found.logits.clear();
         if step.parts.is_empty() {
             return Err(Error::internal(Stage::Run, "jobs wait, but the plan has no rows"));
@@ -217,6 +229,9 @@ impl Worker {
             if found.ids.is_empty() {
                 return Err(Error::internal(Stage::Run, "a step without tokens"));
             }
+        }
+        if wants(Wanted::Candidates) {
+            model.candidates(&mut found.candidates)?;
         }
         let (mut first, mut logits) = (0, 0);
         for part in &step.parts {
@@ -234,6 +249,10 @@ impl Worker {
         if !found.ids.is_empty() && found.ids.len() != step.outputs {
             return wrong(format!("{} tokens for {} rows", found.ids.len(), step.outputs));
         }
+        let candidates = found.candidates.rows();
+        if wants(Wanted::Candidates) && candidates != step.outputs {
+            return wrong(format!("candidates of {candidates} rows for {}", step.outputs));
+        }
         if found.logits.len() != logits * model.vocab() {
             return wrong(format!("{} logits for {logits} rows", found.logits.len()));
         }
@@ -250,12 +269,11 @@ pub struct BatchSequence {
     id: SequenceId,
     turn: Arc<Condvar>,
     len: usize,
-    vocab: usize,
-    config: BatchConfig,
+    facts: Facts,
 }
 
 impl BatchSequence {
-    fn new(shared: &Arc<Shared>, id: SequenceId, len: usize, vocab: usize, config: BatchConfig) -> Self {
+    fn new(shared: &Arc<Shared>, id: SequenceId, len: usize, facts: Facts) -> Self {
         let mut state = shared.lock();
         while state.turns.len() <= id {
             state.turns.push(Arc::default());
@@ -267,15 +285,14 @@ impl BatchSequence {
             id,
             turn,
             len,
-            vocab,
-            config,
+            facts,
         }
     }
 
     /// A new sequence with the same tokens. Pages of the cache are shared until they change.
     pub fn forked(&self) -> Self {
         let id = self.shared.lock().scheduler.fork(self.id);
-        Self::new(&self.shared, id, self.len, self.vocab, self.config)
+        Self::new(&self.shared, id, self.len, self.facts)
     }
 
     /// Sequences with larger priorities run first; 0 at first.
@@ -285,7 +302,7 @@ impl BatchSequence {
 
     /// The sizes of its steps and of the cache.
     pub(super) fn config(&self) -> &BatchConfig {
-        &self.config
+        &self.facts.config
     }
 
     /// Appends one token to each sequence in common steps, and returns the logits that follow, by
@@ -322,8 +339,8 @@ impl BatchSequence {
 
     /// An error for tokens that cannot be queued.
     fn check(&self, tokens: &[u32]) -> Result<()> {
-        check_room(self.len, tokens.len(), self.config.context)?;
-        check_tokens(tokens, self.vocab)
+        check_room(self.len, tokens.len(), self.facts.config.context)?;
+        check_tokens(tokens, self.facts.vocab)
     }
 
     /// Queues tokens; the last `outputs` have results. [`BatchSequence::wait`] must follow.
@@ -391,16 +408,16 @@ impl Drop for BatchSequence {
 
 impl LanguageModel for BatchSequence {
     fn vocab(&self) -> usize {
-        self.vocab
+        self.facts.vocab
     }
 
     fn context(&self) -> usize {
-        self.config.context
+        self.facts.config.context
     }
 
     /// The scheduler splits long inputs.
     fn run_length(&self) -> usize {
-        self.config.context
+        self.facts.config.context
     }
 
     fn len(&self) -> usize {
@@ -419,7 +436,7 @@ impl LanguageModel for BatchSequence {
     }
 
     fn most_rows(&self) -> usize {
-        self.config.logits
+        self.facts.config.logits
     }
 
     fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
@@ -432,6 +449,21 @@ impl LanguageModel for BatchSequence {
         self.check_rows(tokens)?;
         self.queue(tokens, tokens.len(), Wanted::MostLikely)?;
         self.wait(|answer| std::mem::take(&mut answer.ids))
+    }
+
+    fn finds_candidates(&self) -> bool {
+        self.facts.finds_candidates
+    }
+
+    fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        self.queue(tokens, 1, Wanted::Candidates)?;
+        self.wait(|answer| std::mem::swap(found, &mut answer.candidates))
+    }
+
+    fn candidates_all(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        self.check_rows(tokens)?;
+        self.queue(tokens, tokens.len(), Wanted::Candidates)?;
+        self.wait(|answer| std::mem::swap(found, &mut answer.candidates))
     }
 
     fn fork(&self) -> Option<Box<dyn LanguageModel + Send>> {

@@ -1,5 +1,6 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
+use super::candidates;
 use super::device::chosen;
 use super::{Decoder, DecoderMemory, SequenceConfig, check_tokens};
 use crate::backend::{Backend, Caps, SharedBackend};
@@ -8,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program};
 use crate::graph::op::paged_attention::{PAGE, TILE, TILE_ROWS};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
+use crate::llm::Candidates;
 use crate::llm::roles::{Rows, int};
 use crate::llm::sampler::arg_max;
 use crate::note::Note;
@@ -80,6 +82,12 @@ pub trait RowModel: Send {
 
     /// Appends the ID of the largest logit of each row of the last step.
     fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()>;
+
+    /// See [`LanguageModel::finds_candidates`](crate::llm::LanguageModel::finds_candidates).
+    fn finds_candidates(&self) -> bool;
+
+    /// Appends the candidates of each row of the last step.
+    fn candidates(&mut self, found: &mut Candidates) -> Result<()>;
 
     /// Copies pages of the cache in order, each from the first to the second.
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()>;
@@ -205,8 +213,9 @@ impl Tables {
         self.sorted.clear();
         self.sorted.extend_from_slice(&self.places);
         self.sorted.sort_unstable();
-        match self.sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => wrong(format!("two rows at place {}", pair[0])),
+        let mut neighbours = self.sorted.iter().zip(self.sorted.iter().skip(1));
+        match neighbours.find(|(a, b)| a == b) {
+            Some((place, _)) => wrong(format!("two rows at place {place}")),
             None => Ok(()),
         }
     }
@@ -262,6 +271,7 @@ impl Decoder {
             float: self.float_on(caps),
             state_float: Some(self.state_float_on(caps)),
             state_rows: pool,
+            on_request: candidates::OUTPUTS,
             ..Options::default()
         };
         options.fixed.set(&self.past, pool);
@@ -423,6 +433,16 @@ impl RowModel for BatchModel {
         }
         self.row = row;
         Ok(())
+    }
+
+    fn finds_candidates(&self) -> bool {
+        candidates::are_found(&self.decoder.graph)
+    }
+
+    fn candidates(&mut self, found: &mut Candidates) -> Result<()> {
+        let (plan, rows) = self.ran()?;
+        let (executor, Decoder { graph, vocab, .. }) = (&mut self.executor, &*self.decoder);
+        candidates::read(executor, plan, graph, *vocab, 0..rows, found)
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {

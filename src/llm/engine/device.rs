@@ -1,5 +1,6 @@
 //! Decoders on a device.
 
+use super::candidates;
 use super::plans::{PlanSet, Run, RunKind};
 use super::ring::Rings;
 use super::{Decoder, DeviceDecoder, Logits, Observe, SequenceConfig, check_room, check_rows};
@@ -7,12 +8,13 @@ use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Timing};
 use crate::graph::pass::TOKEN;
-use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
 use crate::llm::roles::{self, Rows};
 use crate::llm::sampler::arg_max;
+use crate::llm::{Candidates, LanguageModel};
 use crate::plan::{MemoryReport, Plan};
 use crate::shape::Bindings;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A decoder on a device.
@@ -147,6 +149,11 @@ impl DeviceModel {
         chosen(&mut self.executor, plan, rows, ids)
     }
 
+    fn read_candidates(&mut self, plan: usize, rows: Range<usize>, found: &mut Candidates) -> Result<()> {
+        let (executor, Decoder { graph, vocab, .. }) = (&mut self.executor, &*self.decoder);
+        candidates::read(executor, plan, graph, *vocab, rows, found)
+    }
+
     /// Runs one chunk of `tokens` and returns the time of each step.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.set.lengths.context)?;
@@ -232,6 +239,23 @@ impl LanguageModel for DeviceModel {
         let mut all = Vec::with_capacity(tokens.len());
         self.run_all(tokens, &mut |model, ran| model.chosen(ran, &mut all))?;
         Ok(all)
+    }
+
+    fn finds_candidates(&self) -> bool {
+        candidates::are_found(&self.decoder.graph)
+    }
+
+    fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        let Ran { plan, rows } = self.run_last(tokens)?;
+        found.clear();
+        self.read_candidates(plan, rows - 1..rows, found)
+    }
+
+    fn candidates_all(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        found.clear();
+        self.run_all(tokens, &mut |model, Ran { plan, rows }| {
+            model.read_candidates(plan, 0..rows, found)
+        })
     }
 
     fn states(&mut self) -> Option<&mut dyn States> {

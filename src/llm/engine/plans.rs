@@ -1,5 +1,6 @@
 //! The plans of a decoder, and the runs that they serve.
 
+use super::candidates;
 use super::{Decoder, Logits, SequenceConfig, check_room};
 use crate::backend::Caps;
 use crate::error::Result;
@@ -145,6 +146,7 @@ impl Decoder {
             state_float: Some(self.state_float_on(caps)),
             state_rows: signed(context),
             run_rows: Some(signed(lengths.chunk.max(lengths.verify_tokens))),
+            on_request: candidates::OUTPUTS,
             ..Options::default()
         };
         if let Some(rows) = &self.rows

@@ -2,7 +2,7 @@
 
 use super::{Observe, check_room};
 use crate::error::Result;
-use crate::llm::LanguageModel;
+use crate::llm::{Candidates, LanguageModel};
 
 /// Makes a decoder without a KV cache look like one with a cache, by keeping the tokens.
 #[derive(Debug)]
@@ -78,6 +78,24 @@ impl<M: Observe> LanguageModel for Uncached<M> {
         self.append(tokens)?;
         let all = self.model.most_likely_all(&self.tokens)?;
         Ok(self.last(all, tokens.len()))
+    }
+
+    fn finds_candidates(&self) -> bool {
+        self.model.finds_candidates()
+    }
+
+    fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        self.append(tokens)?;
+        self.model.candidates(&self.tokens, found)
+    }
+
+    fn candidates_all(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
+        self.append(tokens)?;
+        let mut all = Candidates::default();
+        self.model.candidates_all(&self.tokens, &mut all)?;
+        found.clear();
+        found.extend(&all, all.rows().saturating_sub(tokens.len())..all.rows());
+        Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> usize {

@@ -102,6 +102,11 @@ pub struct LoadOptions {
     /// Finds the most likely token on the device. Greedy generation becomes faster, other
     /// generation slightly slower.
     pub greedy: bool,
+    /// Finds candidates for the next token on a GPU when they are needed. Sampling with a
+    /// [`top_k`](crate::llm::SamplerConfig::top_k) of 1 to
+    /// [`Candidates::COUNT`](crate::llm::Candidates::COUNT) and log-probabilities become faster
+    /// with large vocabularies. Costs some kernels to compile, and memory.
+    pub candidates: bool,
     /// What the model may consume.
     pub limits: Limits,
 }
@@ -119,6 +124,7 @@ impl Default for LoadOptions {
             drafts: 0,
             weights: WeightSource::default(),
             greedy: true,
+            candidates: true,
             limits: Limits::default(),
         }
     }
@@ -204,6 +210,7 @@ impl LoadOptions {
 
     /// The passes for a device.
     pub(super) fn target(&self, caps: &Caps, purpose: Purpose<'_>) -> Target {
+        let generates = matches!(purpose, Purpose::Generation | Purpose::Batch);
         Target {
             kv_q8: self.kv == KvType::Q8,
             activations: match self.act {
@@ -212,7 +219,9 @@ impl LoadOptions {
                 Activations::Int16 => ActivationType::Int16,
                 Activations::Int8 => ActivationType::Int8,
             },
-            greedy: self.greedy && matches!(purpose, Purpose::Generation | Purpose::Batch),
+            greedy: self.greedy && generates,
+            // Native devices hold rows in memory of the host.
+            candidates: self.candidates && generates && !caps.profile.is_native(),
             ..Target::DEVICE.on(caps)
         }
     }

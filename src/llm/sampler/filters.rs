@@ -11,15 +11,14 @@ pub(super) struct Candidate {
     pub weight: f64,
 }
 
-/// Fills the list with tokens whose logit is above minus infinity, by ID.
-pub(super) fn collect(all: &mut Vec<Candidate>, logits: &[f32]) {
+/// Fills the list with those tokens whose logit is above minus infinity.
+pub(super) fn collect(all: &mut Vec<Candidate>, tokens: impl Iterator<Item = (u32, f32)>) {
     all.clear();
-    let tokens = (0u32..)
-        .zip(logits)
-        .filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+    let tokens = tokens.filter(|(_, logit)| *logit > f32::NEG_INFINITY);
     all.extend(tokens.map(|(id, logit)| Candidate {
         id,
-        logit: f64::from(*logit),
+        // The sum makes zeros equal, whatever their sign.
+        logit: f64::from(logit) + 0.0,
         weight: 0.0,
     }));
 }
@@ -40,9 +39,9 @@ fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Keeps the `k` likeliest; 0 keeps all.
+/// Keeps the `k` likeliest in order; 0 keeps all. Fewer than `k` stay as they are.
 pub(super) fn top_k(all: &mut Vec<Candidate>, k: usize) {
-    if k == 0 || k >= all.len() {
+    if k == 0 || k > all.len() {
         return;
     }
     all.select_nth_unstable_by(k - 1, likelier);
@@ -108,7 +107,7 @@ mod tests {
 
     fn of(logits: &[f32]) -> Vec<Candidate> {
         let mut all = Vec::new();
-        collect(&mut all, logits);
+        collect(&mut all, (0..).zip(logits.iter().copied()));
         all
     }
 

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::testing::{assert_carries, assert_usage};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 fn counts(config: SamplerConfig, logits: &[f32], draws: usize) -> Vec<usize> {
     let mut sampler = Sampler::new(config).unwrap();
@@ -274,6 +276,70 @@ fn only_an_unchanged_largest_logit_is_greedy() {
         },
     ] {
         assert!(!greedy(config));
+    }
+}
+
+#[test]
+fn candidates_are_enough_for_few_unchanged_logits() {
+    let needs = |config: SamplerConfig| Sampler::new(config).unwrap().needs();
+    assert_eq!(needs(SamplerConfig::default()), SamplerNeeds::MostLikely);
+    assert_eq!(needs(SamplerConfig::sampling()), SamplerNeeds::Candidates);
+    assert_eq!(
+        needs(SamplerConfig { top_k: 64, ..hot() }),
+        SamplerNeeds::Candidates
+    );
+    for config in [
+        hot(),
+        SamplerConfig { top_k: 65, ..hot() },
+        SamplerConfig {
+            logit_bias: vec![(0, 1.0)],
+            ..SamplerConfig::sampling()
+        },
+        SamplerConfig {
+            penalties: Penalties {
+                frequency: 0.5,
+                ..Penalties::default()
+            },
+            ..SamplerConfig::sampling()
+        },
+    ] {
+        let mut sampler = Sampler::new(config).unwrap();
+        assert_eq!(sampler.needs(), SamplerNeeds::Row);
+        let mut found = Candidates::default();
+        found.push(&[0.0; 3]).unwrap();
+        assert!(sampler.sample_candidates(found.row(0).unwrap()).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn candidates_give_the_token_of_the_row(
+        // Few different logits, so that there are ties, and some tokens that are forbidden.
+        rows in vec(vec((-20i8..20).prop_map(|v| match v {
+            -20 => f32::NEG_INFINITY,
+            -19 => -0.0,
+            v => f32::from(v / 3),
+        }), 1..200), 1..6),
+        top_k in 1usize..=64,
+        typical_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+        top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+        temperature in prop_oneof![Just(0.0f32), 0.1f32..3.0],
+        seed: u64,
+    ) {
+        let config = SamplerConfig { top_k, typical_p, top_p, min_p, temperature, seed, ..SamplerConfig::default() };
+        let (mut of_rows, mut of_candidates) = (Sampler::new(config.clone()).unwrap(), Sampler::new(config).unwrap());
+        for row in rows {
+            let mut found = Candidates::default();
+            if found.push(&row).is_err() {
+                prop_assert!(of_rows.sample(&row).is_err());
+                continue;
+            }
+            for _ in 0..4 {
+                let want = of_rows.sample(&row).unwrap();
+                prop_assert_eq!(of_candidates.sample_candidates(found.row(0).unwrap()).unwrap(), want);
+            }
+        }
     }
 }
 

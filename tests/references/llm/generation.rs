@@ -8,14 +8,17 @@ use tlite_testing::suite::Suite;
 use tlite_testing::{self, Device, Text};
 use transformer_lite::unstable::error::{ErrorKind, Stage};
 use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::Graph;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
-use transformer_lite::unstable::graph::pass::{Pipeline, TOKEN, Target};
+use transformer_lite::unstable::graph::pass::{
+    CANDIDATE_IDS, CANDIDATE_LOGITS, LOG_SUM, Pipeline, TOKEN, Target,
+};
 use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::sampler::arg_max;
 use transformer_lite::unstable::llm::{
-    DecodeOptions, Draft, Generator, LanguageModel, ModelDraft, NgramDraft, Sampler, SamplerConfig,
-    Speculation, prompt_cache,
+    Candidates, DecodeOptions, Draft, Generator, LanguageModel, ModelDraft, NgramDraft, Sampler,
+    SamplerConfig, Speculation, prompt_cache,
 };
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
@@ -51,6 +54,11 @@ pub fn trials(suite: &mut Suite, devices: &[Device]) {
         suite.add(format!("ties_go_to_the_first@{}", d.label(devices)), move || {
             ties_go_to_the_first(&device)
         });
+        let device = d.clone();
+        suite.add(
+            format!("candidates_are_the_largest@{}", d.label(devices)),
+            move || candidates_are_the_largest(&device),
+        );
     }
 }
 
@@ -290,7 +298,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
 }
 
 /// A model whose logits are its input.
-fn logits_of(vocab: usize) -> Result<transformer_lite::unstable::graph::Graph, String> {
+fn logits_of(vocab: usize) -> Result<Graph, String> {
     let dir = tempfile::tempdir().text()?;
     let mut w = ModelWriter::create(Stage::Convert, dir.path(), "model.onnx", "g").text()?;
     w.opset("", 18);
@@ -311,10 +319,39 @@ fn logits_of(vocab: usize) -> Result<transformer_lite::unstable::graph::Graph, S
     let mut graph = onnx::import_with(&dir.path().join("model.onnx"), ImportOptions::default()).text()?;
     let target = Target {
         greedy: true,
+        candidates: true,
         ..Target::DEVICE
     };
     Pipeline::of(&target).run(&mut graph).text()?;
     Ok(graph)
+}
+
+/// Loads a model whose logits are its input for `rows` rows in `float`, and runs it.
+fn run_logits_of(
+    device: &Device,
+    graph: &Graph,
+    float: DType,
+    rows: usize,
+    data: &[f32],
+) -> Result<Executor, String> {
+    let symbol = Symbol::new("rows");
+    let mut options = Options {
+        float,
+        ..Options::default()
+    };
+    options.bounds.set(&symbol, rows as i64);
+    let plan = Plan::compile(graph, &device.caps, &options).text()?;
+    if !plan.host.is_empty() {
+        return Err(format!("{} nodes run on the host", plan.host.len()));
+    }
+    let mut executor = Executor::new(Box::new(device.share()), graph, vec![plan]).text()?;
+    let given: Vec<f32> = data.iter().map(|v| -v).collect();
+    let x = HostTensor::from_f32(&[1, rows, data.len() / rows], &given).text()?;
+    executor.write(0, "x", &x).text()?;
+    let mut bindings = Bindings::new();
+    bindings.set(&symbol, rows as i64);
+    executor.run(0, &bindings).text()?;
+    Ok(executor)
 }
 
 fn ties_go_to_the_first(device: &Device) -> Outcome {
@@ -323,17 +360,6 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
     for vocab in [1, 2, 257, 258, 1000, 49_152, 65_537] {
         let graph = logits_of(vocab)?;
         for &float in device.caps.profile.storage_types() {
-            let rows = 5;
-            let mut options = Options {
-                float,
-                ..Options::default()
-            };
-            options.bounds.set(&Symbol::new("rows"), rows);
-            let plan = Plan::compile(&graph, &device.caps, &options).text()?;
-            if !plan.host.is_empty() {
-                return Err(format!("{} nodes run on the host", plan.host.len()));
-            }
-            let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).text()?;
             // All equal; two largest in different parts; the last; small differences; only negative
             // ones, the largest repeated.
             let logit = |row: usize, i: usize| -> f32 {
@@ -348,12 +374,7 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
                 }
             };
             let data: Vec<f32> = (0..5 * vocab).map(|i| logit(i / vocab, i % vocab)).collect();
-            let given: Vec<f32> = data.iter().map(|v| -v).collect();
-            let x = HostTensor::from_f32(&[1, 5, vocab], &given).text()?;
-            executor.write(0, "x", &x).text()?;
-            let mut bindings = Bindings::new();
-            bindings.set(&Symbol::new("rows"), rows);
-            executor.run(0, &bindings).text()?;
+            let mut executor = run_logits_of(device, &graph, float, 5, &data)?;
             let found = executor.read(0, TOKEN).text()?.to_i64().text()?;
             let wanted: Vec<i64> = data
                 .chunks(vocab)
@@ -362,6 +383,72 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
                 .text()?;
             if found != wanted {
                 return Err(format!("of {vocab} in {float}: {found:?}, expected {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The largest logits of a row and their indices, the first of equal ones first, and the logarithm
+/// of the sum of all exponentials.
+fn candidates_are_the_largest(device: &Device) -> Outcome {
+    const COUNT: usize = Candidates::COUNT;
+    let _turn = device.turn();
+    if logits_of(4095)?.output(CANDIDATE_IDS).is_some() {
+        return Err("a small vocabulary has candidates".to_owned());
+    }
+    // Parts of equal length, and with something left over.
+    for vocab in [4096, 32_000, 65_537] {
+        let graph = logits_of(vocab)?;
+        for &float in device.caps.profile.storage_types() {
+            // All equal; large ones side by side, among equal ones; in reverse order; small
+            // differences with ties; logits of a usual size.
+            let logit = |row: usize, i: usize| -> f32 {
+                let spread = (i * 7919) % vocab;
+                match row {
+                    0 => -2.0,
+                    1 if (1000..1040).contains(&i) => 8.0,
+                    2 => (i as f32 * -64.0 / vocab as f32).floor(),
+                    3 => (spread % 97) as f32 * 0.125,
+                    4 => (spread as f32 / vocab as f32).powi(9) * 24.0 - 6.0,
+                    _ => 0.0,
+                }
+            };
+            let narrow = |v: f32| match float {
+                DType::F16 => half::f16::from_f32(v).to_f32(),
+                _ => v,
+            };
+            let data: Vec<f32> = (0..5 * vocab)
+                .map(|i| narrow(logit(i / vocab, i % vocab)))
+                .collect();
+            let mut executor = run_logits_of(device, &graph, float, 5, &data)?;
+            let (mut ids, mut logits, mut sums) = (vec![0; 5 * COUNT], vec![0.0; 5 * COUNT], [0.0; 5]);
+            executor.read_indices(0, CANDIDATE_IDS, 0, &mut ids).text()?;
+            executor.read_f32(0, CANDIDATE_LOGITS, 0, &mut logits).text()?;
+            executor.read_f32(0, LOG_SUM, 0, &mut sums).text()?;
+            let mut wanted = Candidates::default();
+            data.chunks(vocab).try_for_each(|row| wanted.push(row)).text()?;
+            for i in 0..5 {
+                let want = wanted.row(i).ok_or("no row")?;
+                let range = i * COUNT..(i + 1) * COUNT;
+                if &ids[range.clone()] != want.ids || &logits[range.clone()] != want.logits {
+                    let (ids, logits) = (&ids[range.clone()], &logits[range]);
+                    return Err(format!(
+                        "row {i} of {vocab} in {float}: {ids:?} {logits:?}, not {want:?}"
+                    ));
+                }
+                let sum = f64::from(want.logits[0]) + want.log_total;
+                if (f64::from(sums[i]) - sum).abs() > 1e-4 {
+                    return Err(format!("row {i} of {vocab} in {float}: {} not {sum}", sums[i]));
+                }
+            }
+            // Some of a row.
+            let mut part = [0; 7];
+            executor
+                .read_indices(0, CANDIDATE_IDS, COUNT + 3, &mut part)
+                .text()?;
+            if part[..] != ids[COUNT + 3..COUNT + 10] {
+                return Err(format!("{part:?}"));
             }
         }
     }

@@ -14,7 +14,7 @@ use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, Used};
 use transformer_lite::unstable::llm::{
     Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
-    Session, StopStrings,
+    SamplerNeeds, Session, StopStrings,
 };
 
 /// Options of every command that answers.
@@ -96,6 +96,7 @@ impl AnswerOptions {
         LoadOptions {
             drafts: self.drafts.most(),
             greedy: sampler.is_greedy(),
+            candidates: sampler.needs() == SamplerNeeds::Candidates,
             ..exec.load_options()
         }
     }

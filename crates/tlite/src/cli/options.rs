@@ -332,6 +332,7 @@ impl ExecOptions {
             padding: self.padding,
             drafts: 0,
             greedy: false,
+            candidates: false,
             weights: WeightSource::Files,
             limits: self.on.limits.limits.clone(),
         }

@@ -5,17 +5,15 @@
 //! is found in parallel, then the largest of those. The first of equal elements wins, within the
 //! parts and among them.
 
-use crate::error::{Error, Result, Stage};
+use super::parts::{Nodes, logits, parts};
+use crate::error::Result;
+use crate::graph::Edit;
 use crate::graph::op::arg_max::ArgMax;
 use crate::graph::op::gather_elements::GatherElements;
-use crate::graph::op::pad::{Mode, Pad};
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::reduce::{Kind, Reduce};
-use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::Pass;
-use crate::graph::{Edit, Op, ValueId};
-use crate::tensor::{DType, HostTensor};
-use std::sync::Arc;
+use crate::tensor::DType;
 
 pub const GREEDY: Pass = Pass {
     name: "greedy",
@@ -28,49 +26,17 @@ pub const GREEDY: Pass = Pass {
 /// `[batch, rows, 1]`.
 pub const TOKEN: &str = "most_likely_token";
 
-/// Padding value: the smallest finite `f16`, below every relevant logit.
-const MIN_F16: f32 = -65504.0;
-
 fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let logits = edit.output("logits");
-    let shape = logits.and_then(|v| Some(edit.value(v).fact.as_ref()?.shape.0.clone()));
-    let (Some(logits), Some([_, _, vocab])) = (logits, shape.as_deref()) else {
-        log::debug!("no output \"{TOKEN}\": there is no output \"logits\" of rank 3");
-        return Ok(());
-    };
-    let Some(vocab) = vocab.as_const().filter(|v| *v > 0) else {
-        log::debug!("no output \"{TOKEN}\": the vocabulary has {vocab} entries");
+    let Some((logits, vocab)) = logits(edit, TOKEN) else {
         return Ok(());
     };
     if !edit.begin("index of the largest logit") {
         return Ok(());
     }
-    let (parts, length) = parts(vocab);
-    let cut = HostTensor::from_i64(&[4], &[0, 0, parts, length]);
-    let cut = cut.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-    let cut = edit.add_const(&format!("{TOKEN}/shape"), Arc::new(cut));
-    let mut add = |what: &str, op: Box<dyn Op>, operands: Vec<ValueId>| {
-        let name = format!("{TOKEN}/{what}");
-        let value = edit.add_value(if what.is_empty() { TOKEN } else { &name }, None);
-        let operands = operands.into_iter().map(Some).collect();
-        edit.add_node(&name, Vec::new(), op, operands, vec![value]);
-        value
-    };
-    let mut x = logits;
-    if parts * length > vocab {
-        let pads = vec![0, 0, 0, 0, 0, parts * length - vocab];
-        let pad = Pad {
-            mode: Mode::Constant,
-            pads: Some(pads),
-            value: MIN_F16,
-        };
-        x = add("padded", Box::new(pad), vec![x]);
-    }
-    x = add(
-        "parts",
-        Box::new(Reshape::Reshape { allow_zero: false }),
-        vec![x, cut],
-    );
+    let (count, length) = cut(vocab);
+    let mut nodes = Nodes { edit, prefix: TOKEN };
+    let x = nodes.padded(logits, count * length - vocab);
+    let x = nodes.reshaped("parts", x, &[0, 0, count, length])?;
     let find = |keep| ArgMax {
         min: false,
         axis: -1,
@@ -83,10 +49,10 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         keep: false,
         noop_without_axes: false,
     };
-    let places = add("places", Box::new(find(false)), vec![x]);
-    let largest = add("largest", Box::new(most), vec![x]);
-    let part = add("part", Box::new(find(true)), vec![largest]);
-    let place = add("place", Box::new(GatherElements { axis: -1 }), vec![places, part]);
+    let places = nodes.one("places", Box::new(find(false)), &[x]);
+    let largest = nodes.one("largest", Box::new(most), &[x]);
+    let part = nodes.one("part", Box::new(find(true)), &[largest]);
+    let place = nodes.one("place", Box::new(GatherElements { axis: -1 }), &[places, part]);
     let start = Expr::Binary(
         Binary::Mul,
         Box::new(Expr::Input(0)),
@@ -96,18 +62,13 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         name: "Fused".to_owned(),
         expr: Expr::Binary(Binary::Add, Box::new(start), Box::new(Expr::Input(1))),
     };
-    let token = add("", Box::new(sum), vec![part, place]);
-    edit.add_output(token);
+    nodes.output(TOKEN, Box::new(sum), &[part, place]);
     Ok(())
 }
 
-/// Number of parts and their length for `vocab` elements: about equal, and without a remainder if
-/// possible.
-fn parts(vocab: i64) -> (i64, i64) {
-    let root = (1..).find(|n| n * n >= vocab).unwrap_or(1);
-    let near = (root..=4 * root).find(|n| vocab % n == 0);
-    let length = near.unwrap_or(root).min(vocab);
-    ((vocab + length - 1) / length, length)
+/// Number of parts and their length, which are about equal.
+fn cut(vocab: i64) -> (i64, i64) {
+    parts(vocab, (1..).find(|n| n * n >= vocab).unwrap_or(1))
 }
 
 #[cfg(test)]
@@ -116,7 +77,7 @@ mod tests {
 
     #[test]
     fn parts_cover_the_vocabulary() {
-        let found = [1, 2, 258, 32_000, 49_152, 65_537, 151_936, 256_000].map(parts);
+        let found = [1, 2, 258, 32_000, 49_152, 65_537, 151_936, 256_000].map(cut);
         assert_eq!(found[..2], [(1, 1), (1, 2)]);
         for (vocab, (parts, length)) in [1, 2, 258, 32_000, 49_152, 65_537, 151_936, 256_000]
             .iter()
@@ -128,7 +89,7 @@ mod tests {
             );
             assert!(parts <= 520 && length <= 2100, "{vocab}: {parts} of {length}");
         }
-        assert_eq!(parts(49_152), (192, 256));
-        assert_eq!(parts(65_537), (256, 257), "a prime leaves parts of padding");
+        assert_eq!(cut(49_152), (192, 256));
+        assert_eq!(cut(65_537), (256, 257), "a prime leaves parts of padding");
     }
 }

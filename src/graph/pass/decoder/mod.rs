@@ -1,16 +1,19 @@
 //! Passes for language models: KV caches, precision, and which logits are computed.
 #![allow(missing_docs, reason = "`Pass::does` documents each pass")]
 
+mod candidates;
 mod causal;
 mod greedy;
 mod kv_cache;
 mod kv_q8;
 mod last_row;
 mod masks;
+mod parts;
 mod quantize_activations;
 mod rows;
 mod window;
 
+pub use candidates::{CANDIDATE_IDS, CANDIDATE_LOGITS, CANDIDATES, COUNT as CANDIDATE_COUNT, LOG_SUM};
 pub use causal::CAUSAL;
 pub use greedy::{GREEDY, TOKEN};
 pub use kv_cache::KV_CACHE;

@@ -1,17 +1,23 @@
 //! Requests and tickets.
 
-use super::{VOCAB, steps};
+use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{ErrorKind, Result};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
+use crate::llm::batch::steps::Steps;
 use crate::llm::codec::Codec;
 use crate::llm::testing::byte_codec;
 use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A batcher of `threads` requests at a time, over a model that fails in step `fails_in`, if any.
 fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batcher) {
+    over(threads, steps(fails_in))
+}
+
+fn over(threads: usize, steps: Steps) -> (tempfile::TempDir, Batcher) {
     let (dir, codec) = byte_codec("{}");
-    let sessions = Sessions::Batch(steps(fails_in));
+    let sessions = Sessions::Batch(steps);
     let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new()).unwrap();
     (dir, batcher)
 }
@@ -84,7 +90,12 @@ fn a_session_shares_steps_with_requests() {
 
 #[test]
 fn cancelled_requests_end_wherever_they_are() {
-    let (_dir, batcher) = batcher(1, None);
+    // Slow steps, so that no request ends before it is cancelled.
+    let model = FakeRows {
+        time: Duration::from_millis(2),
+        ..FakeRows::new(CONFIG, true)
+    };
+    let (_dir, batcher) = over(1, Steps::start(model, true, None).unwrap());
     let mut running = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
     running.next().unwrap().unwrap();
     let all = Cancel::default();

@@ -116,7 +116,7 @@ impl Run {
             .push((tokens.to_vec(), tokens.len() == 1 || rows > 1));
         expected.queued = Some(rows);
         self.tokens += tokens.len();
-        let wanted = [Wanted::MostLikely, Wanted::Logits][self.below(2)];
+        let wanted = [Wanted::MostLikely, Wanted::Candidates, Wanted::Logits][self.below(3)];
         self.scheduler.queue(id, tokens, rows, wanted);
     }
 
@@ -208,6 +208,7 @@ impl Run {
         self.model.most_likely(&mut found.ids).unwrap();
         match result {
             Ok(()) => {
+                self.model.candidates(&mut found.candidates).unwrap();
                 let mut first = 0;
                 for part in &self.step.parts {
                     if part.wanted == Wanted::Logits {
@@ -231,6 +232,8 @@ impl Run {
                 continue;
             }
             let mut ids = answer.ids.clone();
+            let candidates = (0..answer.candidates.rows()).filter_map(|i| answer.candidates.row(i));
+            ids.extend(candidates.map(|row| row.ids[0]));
             let rows = answer.logits.chunks(VOCAB as usize);
             ids.extend(rows.map(|row| row.iter().position(|v| *v > 0.0).unwrap() as u32));
             let expected = self.sequences.get_mut(&id).unwrap();

@@ -3,6 +3,7 @@
 use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{ErrorKind, Result};
 use crate::graph::op::paged_attention::PAGE;
+use crate::llm::Candidates;
 use crate::llm::batch::steps::Steps;
 use crate::llm::engine::{BatchConfig, RowModel, Span};
 use crate::llm::sampler::SplitMix64;
@@ -179,6 +180,14 @@ impl RowModel for Panics {
     }
 
     fn most_likely(&mut self, _: &mut Vec<u32>) -> Result<()> {
+        Ok(())
+    }
+
+    fn finds_candidates(&self) -> bool {
+        false
+    }
+
+    fn candidates(&mut self, _: &mut Candidates) -> Result<()> {
         Ok(())
     }
 
