@@ -283,7 +283,7 @@ fn every_sequence_gets_what_it_gets_alone() {
 /// Within a page, and after the first tokens.
 #[test]
 fn planning_a_step_allocates_nothing() {
-    let config = BatchConfig { pages: 8, ..CONFIG };
+    let config = BatchConfig { pages: 32, ..CONFIG };
     for exact in [false, true] {
         let mut scheduler = Scheduler::new(config, exact);
         let ids: Vec<SequenceId> = (0..8).map(|_| scheduler.open()).collect();
