@@ -38,8 +38,8 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     ))
 }
 
-/// Moves dispatches that only outputs of [`Options::on_request`](super::Options::on_request) need to
-/// the end. Returns the number of the others.
+/// Moves dispatches that only outputs of [`Options::on_request`](super::Options::on_request) need
+/// to the end. Returns the number of the others.
 pub(super) fn rest_last(c: &Compiler<'_>, nodes: &[NodeId], items: Vec<Item>) -> (Vec<Item>, usize) {
     let consumers = c.graph.consumers();
     let mut rest: BTreeSet<NodeId> = BTreeSet::new();

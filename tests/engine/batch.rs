@@ -53,17 +53,22 @@ impl Sequence {
     }
 }
 
+/// The tiny model in single precision.
+fn batch_of(device: &Device, file: &Path) -> BatchModel {
+    let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
+    let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
+    let decoder = builder.load(file, ImportOptions::default()).unwrap();
+    let backend = SharedBackend::new(Box::new(device.share()));
+    BatchModel::load(decoder, backend, &CONFIG, None).unwrap().0
+}
+
 #[test]
 fn rows_of_several_sequences_compute_what_each_does_alone() {
     let (_dir, model) = tiny_model("llama", Default::default());
     let file = model.join("model.onnx");
     for device in devices() {
         let name = format!("{:?}", device.kind);
-        let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
-        let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
-        let decoder = builder.load(&file, ImportOptions::default()).unwrap();
-        let backend = SharedBackend::new(Box::new(device.share()));
-        let (mut batch, _) = BatchModel::load(decoder, backend, &CONFIG, None).unwrap();
+        let mut batch = batch_of(&device, &file);
         let mut all = [
             Sequence::new(1, 150, &[3, 0, 8]),
             Sequence::new(2, 80, &[7, 1]),
@@ -117,8 +122,16 @@ fn rows_of_several_sequences_compute_what_each_does_alone() {
                 row += rows;
             }
         }
-        // Two rows at one place, and positions and pages that do not exist.
-        let [first, second, _] = &all;
+    }
+}
+
+/// Two rows at one place, and positions and pages that do not exist.
+#[test]
+fn wrong_spans_are_errors() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    for device in devices() {
+        let mut batch = batch_of(&device, &model.join("model.onnx"));
+        let [first, second] = [Sequence::new(1, 150, &[3, 0, 8]), Sequence::new(2, 80, &[7, 1])];
         let wrong = [
             vec![first.span(1, 1), first.span(1, 1)],
             vec![Span {

@@ -13,6 +13,7 @@ use transformer_lite::unstable::llm::{
     Speculation, Steps,
 };
 use transformer_lite::unstable::plan::{LaunchState, Segment};
+use transformer_lite::unstable::shape::Symbol;
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::decoders::{self, Form, Spec};
 
@@ -156,8 +157,10 @@ fn many_rows_of_a_large_vocabulary_fit_grids() {
         ..SequenceConfig::of(spec.context)
     };
     for plan in decoder.every_plan(&caps, &lengths).unwrap() {
-        let mut bound = LaunchState::default();
-        plan.bind(plan.bounds(), &mut bound).unwrap();
+        let (mut bound, mut sizes) = (LaunchState::default(), plan.bounds().clone());
+        // The cache has room for all rows.
+        sizes.set(&Symbol::new("past_sequence_length"), 0);
+        plan.bind(&sizes, &mut bound).unwrap();
         let largest = bound.launch.grids.iter().flatten().max().unwrap();
         assert!(*largest <= caps.profile.max_grid, "{largest}");
     }
