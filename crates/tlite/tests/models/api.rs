@@ -100,11 +100,7 @@ fn batches(place: BackendChoice) -> Outcome {
         ..BeamOptions::default()
     };
     match batcher.beam_search(prompts[0], &search) {
-        Err(e) if in_turns => refusal(
-            &e,
-            ErrorKind::Unsupported,
-            &["the host runs one sequence at a time"],
-        ),
+        Err(e) if in_turns => refusal(&e, ErrorKind::Unsupported, &["host"]),
         beams => equal(&beams.text()?[0].text, &text(&mut session, prompts[0], 12)?),
     }
 }
