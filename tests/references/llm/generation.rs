@@ -428,7 +428,7 @@ fn candidates_are_the_largest(device: &Device) -> Outcome {
             executor.read_f32(0, LOG_SUM, 0, &mut sums).text()?;
             let mut wanted = Candidates::default();
             data.chunks(vocab).try_for_each(|row| wanted.push(row)).text()?;
-            for i in 0..5 {
+            for (i, found) in sums.iter().enumerate() {
                 let want = wanted.row(i).ok_or("no row")?;
                 let range = i * COUNT..(i + 1) * COUNT;
                 if &ids[range.clone()] != want.ids || &logits[range.clone()] != want.logits {
@@ -438,8 +438,8 @@ fn candidates_are_the_largest(device: &Device) -> Outcome {
                     ));
                 }
                 let sum = f64::from(want.logits[0]) + want.log_total;
-                if (f64::from(sums[i]) - sum).abs() > 1e-4 {
-                    return Err(format!("row {i} of {vocab} in {float}: {} not {sum}", sums[i]));
+                if (f64::from(*found) - sum).abs() > 1e-4 {
+                    return Err(format!("row {i} of {vocab} in {float}: {found}, not {sum}"));
                 }
             }
             // Some of a row.
