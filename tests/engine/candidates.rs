@@ -1,6 +1,6 @@
 //! Candidates for the next token, found by devices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tlite_testing::{Device, present as devices};
 use transformer_lite::unstable::backend::{Caps, SharedBackend};
 use transformer_lite::unstable::graph::onnx::ImportOptions;
@@ -34,7 +34,7 @@ fn written() -> (tempfile::TempDir, PathBuf) {
     (dir, file)
 }
 
-fn decoder(file: &PathBuf, device: &Device, logits: Logits, candidates: bool) -> Decoder {
+fn decoder(file: &Path, device: &Device, logits: Logits, candidates: bool) -> Decoder {
     let target = Target {
         candidates,
         ..Target::DEVICE.with(logits).on(&device.caps)
@@ -52,7 +52,7 @@ fn lengths() -> SequenceConfig {
 }
 
 /// One sequence, or a sequence of a batch.
-fn model(file: &PathBuf, device: &Device, batch: bool, candidates: bool) -> Box<dyn LanguageModel> {
+fn model(file: &Path, device: &Device, batch: bool, candidates: bool) -> Box<dyn LanguageModel> {
     if !batch {
         let decoder = decoder(file, device, Logits::Tail, candidates);
         let loaded = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths()).unwrap();
@@ -95,7 +95,7 @@ fn text(
         ids.push(token.unwrap().id);
         probs.extend(generator.log_probs().cloned());
     }
-    assert_eq!(ids.len(), 40);
+    assert_eq!(ids.len(), 40, "{ids:?}");
     (ids, probs)
 }
 
