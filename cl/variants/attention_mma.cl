@@ -2,8 +2,10 @@
 // with a running maximum. A warp takes 16 rows of queries of one head; the warps of a work-group share tiles of keys and values in local
 // memory, where the next keys are on their way while values are summed, and the other way round. A warp leaves a tile out in which the mask hides every
 // key from its rows: scores are taken to be less than 30000 apart. With CAUSAL a row sees keys up to its own place only; tiles that no row of the
-// work-group sees are not read, and a warp leaves out those that none of its rows sees. With tiles, which CAUSAL goes with, a work-group takes a
-// tile: rows of a sequence in pages of PAGE keys, of which KEYS is a part; see paged_attention.rs.
+// work-group sees are not read, and a warp leaves out those that none of its rows sees.
+//
+// With tiles and pages (paged_attention.rs), and CAUSAL, a work-group takes a tile: rows of one
+// sequence. KEYS divides the PAGE keys of a page.
 #include "common/mma"
 #define LOWEST -3.4028235e38f
 #define HIDDEN -60000.0f

@@ -3,8 +3,10 @@ enable wgpu_cooperative_matrix;
 // softmax(scale * q k^T + mask) v of many rows of halves by cooperative matrices of 16 x 16, with CAPPED of softcap * tanh(scores / softcap). A warp
 // takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
 // walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
-// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read. With tiles, which CAUSAL
-// goes with, a work-group takes a tile: rows of a sequence in pages of 64 keys, of which KEYS is a part; see paged_attention.rs.
+// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read.
+//
+// With tiles and pages (paged_attention.rs), and CAUSAL, a work-group takes a tile: rows of one
+// sequence. KEYS divides the 64 keys of a page.
 const ROWS: u32 = WG / 2u;
 const LOWEST: f32 = -3.4028235e38;
 // Rows in vectors of four halves: padded, so that they begin in different banks.
@@ -26,7 +28,7 @@ alias Left = coop_mat16x16<f16, A>;
 alias Right = coop_mat16x16<f16, B>;
 alias Sum = coop_mat16x16<f32, C>;
 
-// Rows end before `row_end`, and the last of them sees `keys`. The pages of the tile begin at `table`.
+// Rows end before `row_end`, and the last of them sees `keys`. The pages begin at `table`.
 struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32, row_end: u32, table: u32 }
 
 // Number of keys that a row sees: the last rows stand at the places of the last keys.

@@ -6,8 +6,8 @@
 // size, whose results are stored beside the first.
 //
 // With PAIRS, of weights of 4 bits, the products are halves, which are added up in single precision (numeric contract, ARCHITECTURE.md).
-// With FEW a work-group takes 16 rows, by cooperative matrices of 16 x 16: each warp decodes every so many blocks of weights into work-group
-// memory of its own.
+// With FEW a work-group takes 16 rows, by cooperative matrices of 16 x 16: the warps share the
+// blocks of weights, and each decodes its part into its own work-group memory.
 #ifdef FEW
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -184,15 +184,16 @@ fn put_x(at: u32, v: vec4<u32>) {
   xs[at + 1u] = vec4<f16>(pair_of(v.z), pair_of(v.w));
 }
 
-// Weights of two pairs of codes, which stand behind the exponent of 1024 in halves: s * (w1 - b) with w1 = 2 + 2 * code / 2^BITS.
+// Weights of two pairs of codes, in the mantissas of halves with the exponent of 1024: s * (w1 - b),
+// where w1 = 2 + 2 * code / 2^BITS.
 fn four(a: u32, b: u32, pair: vec2<f16>) -> vec4<f16> {
   let by = vec2<f16>(pair.x * f16(2.0 / f32(1u << BITS)));
   let offset = vec2<f16>(pair.x * (f16(2.0) - pair.y));
   return vec4<f16>(fma(pair_of(a) - vec2<f16>(f16(1024.0)), by, offset), fma(pair_of(b) - vec2<f16>(f16(1024.0)), by, offset));
 }
 
-// Decodes a block into the work-group memory of the warp: rows of x, and columns of weights, whose column 4 * quad + c lies at 8 * c + quad so
-// that a warp writes without conflict.
+// Decodes a block into the work-group memory of the warp: rows of x, and columns of weights, of
+// which column 4 * quad + c lies at 8 * c + quad so that a warp writes without conflict.
 fn put_block(r: Fetched, pairs: vec4<u32>, warp: u32, lane: u32) {
   let x_at = (warp * 16u + lane / 2u) * ROW + lane % 2u * (BLOCK / 8u);
   put_x(x_at, r.x0);
@@ -223,7 +224,8 @@ fn two_of(at: u32, side: u32) -> vec2<f32> {
   return v;
 }
 
-// Stores the columns 2 * half and 2 * half + 1 of each quad, whose sums the warps have put in `part`.
+// Stores the columns 2 * half and 2 * half + 1 of each quad. The warps have put their sums in
+// `part`.
 fn put_sums(half: u32, row0: u32, first: u32, lid: u32) {
   workgroupBarrier();
   for (var e = lid; e < 128u; e += WG) {

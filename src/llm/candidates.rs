@@ -46,7 +46,7 @@ impl Candidates {
         self.log_totals.len()
     }
 
-    /// Row `index`, if there are so many.
+    /// Row `index`, if it exists.
     pub fn row(&self, index: usize) -> Option<CandidateRow<'_>> {
         let log_total = *self.log_totals.get(index)?;
         let each = self.ids.len() / self.rows();

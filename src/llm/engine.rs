@@ -81,7 +81,7 @@ impl SequenceConfig {
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
         let breakpoints = Breakpoints::on(caps);
-        if breakpoints.rows != [None; 5] {
+        if breakpoints.rows.iter().any(Option::is_some) {
             self.chunk = LONG_CHUNK.min(self.context);
             self.short_prefill = breakpoints
                 .rows

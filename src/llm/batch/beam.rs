@@ -65,7 +65,7 @@ impl Batcher {
     /// end of the context) are texts found; the best `beams` of them are kept. The first `beams` of
     /// those that do not end are the beams of the next step. Equal log-probabilities are ranked by
     /// the place of the beam and then by token ID, and equal scores by the time when they were
-    /// found, so results do not depend on chance.
+    /// found, so equal logits give equal results.
     ///
     /// The search ends when no beam can improve the result. Then `beams` texts are found, and no
     /// beam can exceed the lowest score `S` among them: more tokens only lower the log-probability

@@ -46,7 +46,7 @@ pub(super) fn read(
         let most = logits.first().copied().unwrap_or(f32::NAN);
         let log_total = f64::from(*sum) - f64::from(most);
         let known = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < vocab);
-        // Otherwise some logits are no numbers, or few are above the device's padding.
+        // Otherwise some logits are NaN or infinite, or few are above the device's padding.
         if log_total.is_finite() && ids.iter().all(known) {
             found.push_row(CandidateRow {
                 ids,

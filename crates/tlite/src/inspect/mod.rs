@@ -486,11 +486,9 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
     let context = folder.context(request.context)?;
     let lengths = SequenceConfig {
-        context,
         chunk: request.chunk.min(context).max(1),
-        short_prefill: [0; 5],
         padding: request.padding,
-        verify_tokens: 0,
+        ..SequenceConfig::of(context)
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
