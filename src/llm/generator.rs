@@ -98,6 +98,8 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     sampler: &'a mut Sampler,
     options: DecodeOptions,
     speculation: Option<&'a mut Speculation>,
+    /// What is read of each row.
+    needs: SamplerNeeds,
     /// Number of cached tokens whose IDs are unknown.
     unknown: usize,
     /// The tokens after them: the rest of the cache, then those still to be fed.
@@ -139,6 +141,25 @@ pub(super) fn check_prompt(model: &(impl LanguageModel + ?Sized), prompt: &[u32]
     Ok(())
 }
 
+/// What is read of each row.
+fn needs(model: &(impl LanguageModel + ?Sized), sampler: &Sampler, options: &DecodeOptions) -> SamplerNeeds {
+    // A call, since otherwise the compiler compares the number before it looks whether there is one,
+    // which Valgrind takes for a fault.
+    #[inline(never)]
+    fn of_log_probs(top: usize) -> SamplerNeeds {
+        if top <= Candidates::COUNT {
+            SamplerNeeds::Candidates
+        } else {
+            SamplerNeeds::Row
+        }
+    }
+    let log_probs = options.log_probs.map_or(SamplerNeeds::MostLikely, of_log_probs);
+    match sampler.needs().max(log_probs) {
+        SamplerNeeds::Candidates if !model.finds_candidates() => SamplerNeeds::Row,
+        needs => needs,
+    }
+}
+
 impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Generates after the tokens in the cache of `model` and `prompt`. Usage errors: an empty
     /// prompt, or one that does not fit the context. An error for a token ID outside the
@@ -151,6 +172,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     ) -> Result<Self> {
         check_prompt(model, prompt)?;
         sampler.start(prompt)?;
+        let needs = needs(model, sampler, &options);
         Ok(Self {
             metrics: Metrics {
                 prompt_tokens: prompt.len(),
@@ -165,6 +187,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             sampler,
             options,
             speculation: None,
+            needs,
             found: Found::default(),
             sampled: 0,
             coming: None,
@@ -214,22 +237,9 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.log_probs.as_ref()
     }
 
-    /// What is read of each row.
-    fn needs(&self) -> SamplerNeeds {
-        let log_probs = match self.options.log_probs {
-            None => SamplerNeeds::MostLikely,
-            Some(top) if top <= Candidates::COUNT => SamplerNeeds::Candidates,
-            Some(_) => SamplerNeeds::Row,
-        };
-        match self.sampler.needs().max(log_probs) {
-            SamplerNeeds::Candidates if !self.model.finds_candidates() => SamplerNeeds::Row,
-            needs => needs,
-        }
-    }
-
     /// Runs tokens and keeps what is needed of the row after the last one, or after each.
     fn run(&mut self, tokens: &[u32], each: bool) -> Result<()> {
-        let needs = self.needs();
+        let needs = self.needs;
         let (model, found) = (&mut *self.model, &mut self.found);
         match needs {
             SamplerNeeds::MostLikely if each => found.ids = model.most_likely_all(tokens)?,
@@ -259,7 +269,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     fn choose(&mut self, row: usize) -> Result<(u32, Option<LogProbs>)> {
         let (found, log_probs) = (&self.found, self.options.log_probs);
         let missing = || Error::internal(Stage::Run, format!("no row {row} of a run"));
-        match self.needs() {
+        match self.needs {
             SamplerNeeds::MostLikely => Ok((*found.ids.get(row).ok_or_else(missing)?, None)),
             SamplerNeeds::Candidates => {
                 let row = found.candidates.row(row).ok_or_else(missing)?;
