@@ -2,7 +2,7 @@
 // of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
-// With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
+// With WINDOW a row sees so many keys at most, up to its own place; none before those of the first row is read, except in its page. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
 // are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
@@ -53,16 +53,25 @@
 #define SLICE 0
 #endif
 #define LOWEST -3.4028235e38f
+// The maximum before the first key. With tiles, which have no masks, keys that a row does not see then have no weight at all.
+#ifdef HAS_TILES
+#define TOP (LOWEST / 2)
+#else
+#define TOP LOWEST
+#endif
 // Of vector r: its row, at most the last one, and its head.
 #define ROW(r) min(row0 + (r) / HEADS, last_row)
 #define HEAD(r) (head0 + (r) % HEADS)
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
-// Number of keys that a row sees: the last rows stand at the places of the last keys.
+// Number of keys up to the place of a row: `keys` for row BASE. Without tiles the last rows stand at the places of the last keys.
 #ifdef HAS_TILES
-#define SEEN(row) (keys + (row) - tile_row)
+#define BASE tile_row
 #else
-#define SEEN(row) (keys - p.rows + (row) + 1)
+#define BASE (p.rows - 1)
 #endif
+#define SEEN(row) (keys + (row) - BASE)
+// Number of keys before the window of a row.
+#define HIDDEN(row) (max(keys + (row), BASE + WINDOW) - (BASE + WINDOW))
 // Where a key lies, in rows of heads.
 #ifdef HAS_TILES
 #define PLACE(key) ((page + (key) % KEYS) * p.kv_heads + kv)
@@ -92,7 +101,10 @@ KERNEL {
 #endif
 #ifdef WINDOW
   // The first row of the group reaches back furthest.
-  uint before = max(keys + row0 + 1, p.rows + WINDOW) - (p.rows + WINDOW);
+  uint before = HIDDEN(row0);
+#ifdef HAS_TILES
+  before -= before % KEYS;
+#endif
 #else
   uint before = 0;
 #endif
@@ -111,7 +123,7 @@ KERNEL {
   uint past = batch * p.keys;
   for (uint i = lid; i < VECTORS * DIM; i += WG)
     ((__local float *)query)[i] = q_at(VECTOR(i / DIM) * DIM + i % DIM) * p.scale;
-  for (uint r = lid; r < VECTORS; r += WG) top[r] = LOWEST;
+  for (uint r = lid; r < VECTORS; r += WG) top[r] = TOP;
   barrier(CLK_LOCAL_MEM_FENCE);
   VEC sum[OWNED];
   float total[OWNED];
@@ -146,7 +158,7 @@ KERNEL {
       score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif
 #ifdef WINDOW
-      if (key + p.rows + WINDOW < keys + ROW(r) + 1) score = LOWEST;
+      if (key < HIDDEN(ROW(r))) score = LOWEST;
 #endif
 #ifdef CAUSAL
       if (key >= SEEN(ROW(r))) score = LOWEST;

@@ -2,7 +2,7 @@
 // of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
-// With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
+// With WINDOW a row sees so many keys at most, up to its own place; none before those of the first row is read, except in its page. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
 // are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
@@ -47,21 +47,29 @@ fn own(lid: u32, i: u32) -> u32 { return lid + i * WG; }
 fn slice_of(lid: u32) -> u32 { return 0u; }
 #endif
 const LOWEST: f32 = -3.4028235e38;
+// The maximum before the first key. With tiles, which have no masks, keys that a row does not see then have no weight at all.
+#ifdef HAS_TILES
+const TOP: f32 = LOWEST / 2.0;
+#else
+const TOP: f32 = LOWEST;
+#endif
 var<workgroup> query: array<VEC, RESULTS>;
 var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
-#ifdef HAS_TILES
-// Number of keys that a row behind the first one of a tile sees, of those that this one sees.
-fn seen(keys: u32, row: u32) -> u32 { return keys + row; }
+// Number of keys up to the place of a row: `keys` for row `base`.
+fn seen(keys: u32, row: u32, base: u32) -> u32 { return keys + row - base; }
 
+#ifdef WINDOW
+// Number of keys before the window of a row.
+fn hidden(keys: u32, row: u32, base: u32) -> u32 { return max(keys + row, base + WINDOW) - (base + WINDOW); }
+#endif
+
+#ifdef HAS_TILES
 // Where a key of a page lies, in rows of heads.
 fn place(page: u32, key: u32, kv: u32) -> u32 { return (page + key % KEYS) * p.kv_heads + kv; }
 #else
-// Number of keys that a row sees: the last rows stand at the places of the last keys.
-fn seen(keys: u32, row: u32) -> u32 { return keys - p.rows + row + 1u; }
-
 // Where a key lies, in rows of heads, behind those of the batches before.
 fn place(past: u32, key: u32, kv: u32) -> u32 {
 #ifdef RING
@@ -83,16 +91,22 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let row0 = tile_row + group.y % TILE_GROUPS * (VECTORS / HEADS);
   let table = u32(tiles_at(tile_at + 2u));
   let keys = u32(tiles_at(tile_at + 3u));
+  let base = tile_row;
 #else
-  let tile_row = 0u;
   let row_end = p.rows;
   let row0 = group.y * (VECTORS / HEADS);
   let keys = u32(live_at(p.live_keys));
+  // The last rows stand at the places of the last keys.
+  let base = p.rows - 1u;
 #endif
   let last_row = max(row_end, 1u) - 1u;
 #ifdef WINDOW
   // The first row of the group reaches back furthest.
-  let before = max(keys + row0 + 1u, p.rows + WINDOW) - (p.rows + WINDOW);
+#ifdef HAS_TILES
+  let before = hidden(keys, row0, base) / KEYS * KEYS;
+#else
+  let before = hidden(keys, row0, base);
+#endif
 #else
   let before = 0u;
 #endif
@@ -105,7 +119,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let begin = before;
 #ifdef CAUSAL
   // The last row of the group sees most.
-  let sees_most = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, last_row) - tile_row);
+  let sees_most = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, last_row), base);
 #ifdef HAS_TILES
   let end = select(0u, sees_most, row0 < row_end);
 #else
@@ -128,7 +142,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     query[i] = q_at2(at) * p.scale;
 #endif
   }
-  for (var r = lid; r < VECTORS; r += WG) { top[r] = LOWEST; }
+  for (var r = lid; r < VECTORS; r += WG) { top[r] = TOP; }
   workgroupBarrier();
 #ifdef ROLLED
   // Numbers that compilers do not know: a loop of loads that is unrolled runs out of registers.
@@ -171,10 +185,10 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
 #endif
 #ifdef WINDOW
-      if (key + p.rows + WINDOW < keys + row + 1u) { score = LOWEST; }
+      if (key < hidden(keys, row, base)) { score = LOWEST; }
 #endif
 #ifdef CAUSAL
-      if (key >= seen(keys, row - tile_row)) { score = LOWEST; }
+      if (key >= seen(keys, row, base)) { score = LOWEST; }
 #endif
       weight[i] = select(LOWEST, score, first + t < end);
     }

@@ -2,6 +2,7 @@
 // every so many keys: LANES work-items have eight neighbours of a key and of a value each, and STEPS such keys on their way at once. Each
 // of these groups has a running maximum of its own; they meet at the end. With SPLIT a work-group takes so many keys only and stores sums,
 // their maximum and their total: for attention_merge, or in `found` for the last work-group of the head, which counts reach that number.
+// With WINDOW, which goes without SPLIT, a row sees so many keys at most.
 #include "common/mma"
 #define LANES (DIM / 8)
 #define PARTS (DIM / 4)
@@ -111,7 +112,11 @@ KERNEL {
 #ifdef SPLIT
   uint begin = min((uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
 #else
+#ifdef WINDOW
+  uint begin = max(keys, (uint)WINDOW) - WINDOW, end = keys;
+#else
   uint begin = 0, end = keys;
+#endif
 #endif
   __global const uint4 *k_at = k + kv * LANES + lane, *v_at = v + kv * LANES + lane;
   uint4 query_words = q[vector * LANES + lane];

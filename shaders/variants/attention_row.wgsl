@@ -1,6 +1,6 @@
 // softmax(scale * q k^T + mask) v of one row of halves, or of rows of several sequences in pages of PAGE keys, described by tiles, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head and tiles of
 // KEYS keys: LANES work-items have eight neighbours of a key each, then of values. With SPLIT a work-group takes so many keys only and stores sums,
-// their maximum and their total, for attention_merge.
+// their maximum and their total, for attention_merge. With WINDOW, which goes without SPLIT, a row sees so many keys at most.
 const LANES: u32 = DIM / 8u;
 const AT_ONCE: u32 = WG / LANES;
 const KEYS: u32 = AT_ONCE * STEPS;
@@ -46,7 +46,11 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   let begin = min(id.z * SPLIT, keys);
   let end = min(begin + SPLIT, keys);
 #else
+#ifdef WINDOW
+  let begin = max(keys, WINDOW) - WINDOW;
+#else
   let begin = 0u;
+#endif
   let end = keys;
 #endif
   let words = q[vector * LANES + lane];

@@ -37,7 +37,7 @@ pub const TILE_ROWS: usize = PAGE;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
-    /// Causal attention without a window.
+    /// Causal attention. Kernels do not read pages before the windows of a tile's rows.
     pub attention: Attention,
 }
 
@@ -226,15 +226,18 @@ fn tiled(
 }
 
 fn cases() -> Vec<Case> {
-    let capped = |case: OpResult<Case>| {
+    let with = |case: OpResult<Case>, softcap, window| {
         let attention = Attention {
+            scale: 0.5,
+            softcap,
             causal: true,
-            softcap: 2.0,
-            ..Attention::scaled(0.5)
+            window,
         };
         Ok(Case::new(PagedAttention { attention }, case?.inputs))
     };
-    let all: [OpResult<Case>; 13] = [
+    let capped = |case| with(case, 2.0, None);
+    let windowed = |window, case| with(case, 0.0, Some(window));
+    let all: [OpResult<Case>; 22] = [
         case(&[(0, 1)], [4, 2], 16, false),
         case(&[(70, 1), (0, 1), (200, 1)], [9, 3], 64, false),
         case(&[(0, 30), (64, 1), (5, 3)], [9, 3], 64, false),
@@ -248,6 +251,15 @@ fn cases() -> Vec<Case> {
         tiled(&[(128, 33), (3, 1), (0, 65)], [4, 1], 128, false, 64),
         tiled(&[(64, 40), (90, 2)], [4, 2], 256, false, 64),
         capped(tiled(&[(0, 64), (190, 20)], [4, 2], 64, true, 64)),
+        windowed(1, case(&[(0, 3), (128, 1)], [4, 2], 16, false)),
+        windowed(5, case(&[(70, 1), (0, 20), (127, 3)], [4, 2], 64, false)),
+        windowed(64, case(&[(63, 5), (128, 17), (0, 64)], [4, 1], 128, false)),
+        windowed(100, case(&[(300, 1), (163, 1), (164, 1)], [9, 3], 64, false)),
+        windowed(130, case(&[(257, 16), (10, 1)], [2, 2], 10, false)),
+        windowed(1000, case(&[(70, 1), (10, 40)], [8, 1], 256, false)),
+        windowed(20, tiled(&[(192, 64), (64, 40), (90, 2)], [9, 3], 64, false, 64)),
+        windowed(20, tiled(&[(130, 1), (64, 60)], [4, 2], 32, true, 64)),
+        windowed(90, case(&[(200, 16), (89, 3), (1, 1)], [9, 3], 64, true)),
     ];
     all.into_iter().flatten().collect()
 }

@@ -117,11 +117,12 @@ impl Problem {
         first..end
     }
 
-    /// Keys that any row of a unit sees.
+    /// Keys that any row of a unit sees, in pages from the start of a page on: blocks of keys, and
+    /// so results, then do not depend on the first row.
     #[inline(always)]
     fn seen_by(&self, unit: &Unit) -> Range<usize> {
         let last = unit.row + unit.rows.max(1) - 1;
-        self.seen(unit.row).start..self.seen(last).end
+        self.k.block_start(self.seen(unit.row).start)..self.seen(last).end
     }
 
     /// Row and head of a vector of a unit.
@@ -267,7 +268,7 @@ impl Attention {
                     p,
                     batch: 0,
                     heads: kv..kv + 1,
-                    keys: 0..p.live,
+                    keys: p.seen_by(&p.unit(kv)),
                     store,
                     partials: &self.partials,
                     split: 0,

@@ -28,6 +28,14 @@ const MERGING: i64 = 64;
 /// Head sizes that the kernels for large GPUs support.
 const SIZES: [i64; 3] = [64, 128, 256];
 
+/// Sets a numeric constant of a kernel, if there is one.
+fn with<A>(call: Call<A>, name: &'static str, number: Option<i64>) -> Call<A> {
+    match number {
+        Some(n) => call.define(name, n),
+        None => call,
+    }
+}
+
 /// Specializes a kernel for large GPUs to a head size.
 fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
     let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
@@ -143,7 +151,8 @@ impl Node {
                 format!("{other:?}"),
             ));
         }
-        let upper = cx.upper_bound(keys);
+        // A sequence may have more keys than its pages have rows, since pages may repeat.
+        let upper = cx.upper_bound(keys).filter(|_| !in_pages);
         let exceeds = |n: &i64| upper.is_none_or(|keys| keys > *n);
         let window = op.window.filter(exceeds);
         Ok(Self {
@@ -189,13 +198,15 @@ impl Node {
     /// Selects the kernel for results stored as `result`.
     fn strategy(&self, device: &DeviceProfile, result: DType) -> Strategy {
         let (dim, operands) = (self.dim, &self.operands);
-        // Some kernels read unquantized keys from the first one on.
-        let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
+        // Some kernels read unquantized keys from the first one on; that for rows knows windows in
+        // pages.
+        let floats = self.stored == KvStorage::Floats && self.ring.is_none();
+        let plain = floats && self.window.is_none();
         let few = match self.paged {
-            Some(_) => self.most.is_some_and(|most| most <= FEW_PAGED),
-            None => self.single(),
+            Some(_) => floats && self.most.is_some_and(|most| most <= FEW_PAGED),
+            None => plain && self.single(),
         };
-        if plain && few && by_rows(device, dim, operands) {
+        if few && by_rows(device, dim, operands) {
             Strategy::Row
         } else if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
             Strategy::TensorCores
@@ -245,10 +256,6 @@ impl Node {
             .define("LANES", cut.lanes)
             .define("SLICES", self.slices(cut))
             .grid(heads.unwrap_or_else(|| self.heads.clone()), rows, parts);
-        let with = |call: Call<Args>, name, number: Option<i64>| match number {
-            Some(n) => call.define(name, n),
-            None => call,
-        };
         let call = with(with(call, "WINDOW", self.window), "RING", self.ring);
         Ok(with(call, "TILE_GROUPS", groups))
     }
@@ -286,10 +293,7 @@ impl Node {
             // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
             .grid(self.heads.clone(), self.queries.clone(), self.parts(splits));
-        match split {
-            Some(keys) => call.define("SPLIT", keys),
-            None => call,
-        }
+        with(with(call, "SPLIT", split), "WINDOW", self.window)
     }
 
     fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
@@ -344,10 +348,7 @@ impl Node {
         ];
         let set = flags.into_iter().filter(|(_, set)| *set);
         let call = set.fold(call, |call, (name, _)| call.define(name, 1));
-        Ok(match split {
-            Some(keys) => call.define("SPLIT", keys),
-            None => call,
-        })
+        Ok(with(call, "SPLIT", split))
     }
 
     /// Emits the dispatch that merges the partial results `x`.
@@ -382,8 +383,8 @@ impl Attention {
 
     /// Emits the dispatch of a node of [`PagedAttention`].
     pub(in crate::graph::op) fn emit_paged(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
-        if self.window.is_some() || !self.causal {
-            let what = "attention in pages with a window, or to later keys";
+        if !self.causal {
+            let what = "attention in pages to later keys";
             return Err(OpError::NoKernel(what.to_owned()));
         }
         let node = Node::of(self, cx, stored, true)?;

@@ -66,6 +66,16 @@ impl Rows {
         }
     }
 
+    /// The first key of a block that contains `key`: the start of its page, or without pages the
+    /// key itself.
+    #[inline(always)]
+    pub fn block_start(&self, key: usize) -> usize {
+        match self.pages {
+            Some(_) => key - key % BLOCK,
+            None => key,
+        }
+    }
+
     /// Bytes of a row.
     #[inline(always)]
     fn bytes(&self) -> usize {
