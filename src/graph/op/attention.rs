@@ -15,7 +15,9 @@
 
 mod lower;
 
+use super::attention_q8::AttentionQ8;
 use super::case::{Case, given, input};
+use super::paged_attention::PagedAttention;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
 use crate::backend::kernel::{Feature, Features, Language, MASK_MIN};
@@ -125,6 +127,13 @@ impl Attention {
             causal: false,
             window: None,
         }
+    }
+
+    /// The attributes of an attention, whatever the form of its cache.
+    pub fn of<'a>(op: &'a (dyn Op + 'static)) -> Option<&'a Self> {
+        let q8 = op.downcast::<AttentionQ8>().map(|op| &op.attention);
+        let paged = op.downcast::<PagedAttention>().map(|op| &op.attention);
+        op.downcast::<Self>().or(q8).or(paged)
     }
 
     /// Number of keys that a run reads: those inside the window, whatever the mask says.

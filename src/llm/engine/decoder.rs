@@ -63,7 +63,7 @@ impl Decoder {
 
     /// True if the passes found sliding-window attention. [`Target::HOST`] does not look for it.
     pub fn has_windows(&self) -> bool {
-        let windowed = |n: &Node| n.op.downcast::<Attention>().is_some_and(|a| a.window.is_some());
+        let windowed = |n: &Node| Attention::of(n.op.as_ref()).is_some_and(|a| a.window.is_some());
         self.graph.nodes().any(|(_, n)| windowed(n))
     }
 
