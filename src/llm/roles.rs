@@ -8,7 +8,7 @@
 use crate::error::{Error, Result, Stage};
 use crate::executor::Executor;
 use crate::graph::derive::derive;
-use crate::graph::pass::pattern;
+use crate::graph::pass::{POSITIONS, pattern};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::num::{self, signed};
 use crate::shape::{Dim, DimError, Fact, Symbol};
@@ -19,7 +19,6 @@ use std::sync::Arc;
 /// Inputs other than caches.
 pub(super) const KNOWN: [&str; 3] = [IDS, POSITIONS, MASK];
 pub(super) const IDS: &str = "input_ids";
-const POSITIONS: &str = "position_ids";
 pub(super) const MASK: &str = "attention_mask";
 
 fn bad(what: impl Into<String>) -> Error {

@@ -1,6 +1,6 @@
 //! Rows of several sequences in one run, against each sequence alone in the interpreter.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tlite_testing::{Device, assert_error, present as devices, tiny_model};
 use transformer_lite::unstable::backend::SharedBackend;
 use transformer_lite::unstable::error::ErrorKind;
@@ -24,6 +24,47 @@ const CONFIG: BatchConfig = BatchConfig {
     uniform: false,
 };
 
+/// Tokens that every model knows.
+const VOCAB: u32 = 32;
+
+/// A model file, and the window that it gets, if any.
+struct Model {
+    file: PathBuf,
+    window: Option<usize>,
+}
+
+impl Model {
+    fn builder(&self, target: &Target) -> DecoderBuilder {
+        let builder = DecoderBuilder::new(target);
+        match self.window {
+            Some(window) => builder.with_window(window),
+            None => builder,
+        }
+    }
+
+    /// The decoder for `target`.
+    fn load(&self, target: &Target) -> Decoder {
+        let builder = self.builder(target).stored_in(DType::F32);
+        builder.load(&self.file, ImportOptions::default()).unwrap()
+    }
+
+    fn tiny(folder: &Path) -> Self {
+        Self {
+            file: folder.join("model.onnx"),
+            window: None,
+        }
+    }
+
+    /// A model whose mask is an input.
+    fn windowed(window: usize) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/decoders");
+        Self {
+            file: folder.join("llama3-paper.onnx"),
+            window: Some(window),
+        }
+    }
+}
+
 /// A sequence: its tokens, and its pages in no order.
 struct Sequence {
     tokens: Vec<u32>,
@@ -34,8 +75,9 @@ struct Sequence {
 impl Sequence {
     fn new(seed: u32, length: usize, pages: &[u32]) -> Self {
         let length = u32::try_from(length).unwrap();
+        let token = |i: u32| (i * 7 + i / 29 + seed * 13) % VOCAB;
         Self {
-            tokens: (0..length).map(|i| (i * 7 + seed * 13) % 200 + 3).collect(),
+            tokens: (0..length).map(token).collect(),
             pages: pages.to_vec(),
             done: 0,
         }
@@ -53,11 +95,10 @@ impl Sequence {
     }
 }
 
-/// The tiny model in single precision.
-fn batch_of(device: &Device, file: &Path) -> BatchModel {
-    let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
-    let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
-    let decoder = builder.load(file, ImportOptions::default()).unwrap();
+/// A model in single precision.
+fn batch_of(device: &Device, model: &Model) -> BatchModel {
+    let decoder = model.load(&Target::DEVICE.with(Logits::Chosen).on(&device.caps));
+    assert_eq!(decoder.has_windows(), model.window.is_some(), "{:?}", device.kind);
     let backend = SharedBackend::new(Box::new(device.share()));
     BatchModel::load(decoder, backend, &CONFIG, None).unwrap().0
 }
@@ -65,16 +106,27 @@ fn batch_of(device: &Device, file: &Path) -> BatchModel {
 #[test]
 fn rows_of_several_sequences_compute_what_each_does_alone() {
     let (_dir, model) = tiny_model("llama", Default::default());
-    let file = model.join("model.onnx");
+    each_computes_what_it_does_alone(&Model::tiny(&model));
+}
+
+#[test]
+fn windows_in_pages_compute_what_each_sequence_does_alone() {
+    // Shorter than a page, and across pages.
+    for window in [20, 70] {
+        each_computes_what_it_does_alone(&Model::windowed(window));
+    }
+}
+
+fn each_computes_what_it_does_alone(model: &Model) {
     for device in devices() {
-        let name = format!("{:?}", device.kind);
-        let mut batch = batch_of(&device, &file);
+        let name = format!("{:?} {:?}", device.kind, model.window);
+        let mut batch = batch_of(&device, model);
         let mut all = [
             Sequence::new(1, 150, &[3, 0, 8]),
             Sequence::new(2, 80, &[7, 1]),
             Sequence::new(3, 20, &[5]),
         ];
-        let host = || HostModel::new(Decoder::load(&file, &Target::HOST).unwrap(), 200).unwrap();
+        let host = || HostModel::new(model.load(&Target::HOST), 200).unwrap();
         let mut alone = [host(), host(), host()];
         // Tokens of each sequence in a step: prompts in parts, single tokens, and both together.
         for counts in [
@@ -130,7 +182,7 @@ fn rows_of_several_sequences_compute_what_each_does_alone() {
 fn wrong_spans_are_errors() {
     let (_dir, model) = tiny_model("llama", Default::default());
     for device in devices() {
-        let mut batch = batch_of(&device, &model.join("model.onnx"));
+        let mut batch = batch_of(&device, &Model::tiny(&model));
         let [first, second] = [Sequence::new(1, 150, &[3, 0, 8]), Sequence::new(2, 80, &[7, 1])];
         let wrong = [
             vec![first.span(1, 1), first.span(1, 1)],
@@ -217,8 +269,8 @@ fn steps_allocate_nothing_once_they_have_run() {
     }
 }
 
-/// Steps of the tiny model on a device, with few pages.
-fn steps(device: &Device, file: &Path, reproducible: bool, kv_q8: bool) -> Steps {
+/// Steps of a model on a device, with few pages.
+fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> Steps {
     let uniform = reproducible && !device.caps.profile.is_native();
     let rows = if uniform { UNIFORM_ROWS } else { 128 };
     let config = BatchConfig {
@@ -232,10 +284,8 @@ fn steps(device: &Device, file: &Path, reproducible: bool, kv_q8: bool) -> Steps
         kv_q8,
         ..Target::DEVICE.with(Logits::Chosen).on(&device.caps)
     };
-    let builder = DecoderBuilder::new(&target).stored_in(DType::F32);
-    let decoder = builder.load(file, ImportOptions::default()).unwrap();
     let backend = SharedBackend::new(Box::new(device.share()));
-    let (batch, _) = BatchModel::load(decoder, backend, &config, None).unwrap();
+    let (batch, _) = BatchModel::load(model.load(&target), backend, &config, None).unwrap();
     Steps::start(batch, reproducible, None).unwrap()
 }
 
@@ -244,7 +294,7 @@ fn program(model: &mut BatchSequence, seed: u64) -> Vec<u32> {
     let mut random = SplitMix64::new(seed);
     let mut below = |n: u64| usize::try_from(random.next_u64() % n).unwrap();
     let mut bits = Vec::new();
-    let token = |n: usize| u32::try_from(n % 200 + 3).unwrap();
+    let token = |n: usize| u32::try_from(n).unwrap() % VOCAB;
     for _ in 0..9 {
         let len = model.len();
         match below(4) {
@@ -281,12 +331,24 @@ fn program(model: &mut BatchSequence, seed: u64) -> Vec<u32> {
 #[test]
 fn sequences_in_threads_get_what_they_get_alone() {
     let (_dir, model) = tiny_model("llama", Default::default());
-    let file = model.join("model.onnx");
+    each_gets_what_it_gets_alone(
+        &Model::tiny(&model),
+        &[(false, false), (false, true), (true, true)],
+    );
+}
+
+#[test]
+fn windows_do_not_depend_on_the_step() {
+    each_gets_what_it_gets_alone(&Model::windowed(20), &[(false, true), (true, true)]);
+}
+
+/// For each pair, whether caches have 8 bits, and whether results are the same bits.
+fn each_gets_what_it_gets_alone(model: &Model, kinds: &[(bool, bool)]) {
     for device in devices() {
         let native = device.caps.profile.is_native();
-        for (kv_q8, exact) in [(false, false), (false, true), (true, true)] {
-            let alone = steps(&device, &file, exact, kv_q8);
-            let together = steps(&device, &file, exact, kv_q8);
+        for &(kv_q8, exact) in kinds {
+            let alone = steps(&device, model, exact, kv_q8);
+            let together = steps(&device, model, exact, kv_q8);
             let (rounds, threads) = if native { (12, 8) } else { (1, 4) };
             for round in 0..rounds {
                 let seeds = || (0..threads).map(|i| round * 100 + i);
@@ -301,7 +363,7 @@ fn sequences_in_threads_get_what_they_get_alone() {
                 });
                 for (seed, found) in seeds().zip(found) {
                     let want = program(&mut alone.sequence(), seed);
-                    assert_eq!(found.len(), want.len());
+                    assert_eq!(found.len(), want.len(), "{:?} {seed}", device.kind);
                     if exact {
                         assert!(found == want, "{:?} {seed} {kv_q8}", device.kind);
                         continue;
@@ -321,7 +383,7 @@ fn sequences_in_threads_get_what_they_get_alone() {
                     );
                 }
             }
-            assert_eq!(together.used_pages()[0], 0);
+            assert_eq!(together.used_pages()[0], 0, "{:?}", device.kind);
         }
     }
 }
@@ -340,7 +402,7 @@ fn beams_have_the_log_probabilities_of_their_texts() {
         ..BeamOptions::default()
     };
     for device in devices() {
-        let steps = steps(&device, &file, false, false);
+        let steps = steps(&device, &Model::tiny(&model), false, false);
         let beams = beam_search(steps.sequence(), &codec, &prompt, &options).unwrap();
         assert_eq!((beams.len(), steps.used_pages()[0]), (3, 0));
         assert!(beams.is_sorted_by(|a, b| a.score >= b.score));

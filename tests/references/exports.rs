@@ -7,12 +7,14 @@ use serde_json::json;
 use std::path::PathBuf;
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Outcome, Text, carries};
+use transformer_lite::unstable::backend::SharedBackend;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::{Edit, Node, onnx};
 use transformer_lite::unstable::llm::engine::{
-    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, SequenceConfig,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, RowModel,
+    SequenceConfig, Span,
 };
 use transformer_lite::unstable::llm::load::{Loaded, Purpose};
 use transformer_lite::unstable::llm::prompt_cache;
@@ -75,6 +77,10 @@ pub fn trials(suite: &mut Suite) {
             let device = d.clone();
             suite.add(format!("{name}@{}", d.label(&devices)), move || {
                 on_device(name, layers, &device)
+            });
+            let device = d.clone();
+            suite.add(format!("{name} in rows@{}", d.label(&devices)), move || {
+                in_rows(name, &device)
             });
         }
     }
@@ -209,6 +215,59 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
         ));
     }
     compare(name, &mut decoder.model().text()?, DEVICE)
+}
+
+/// Rows of two sequences, of which one is ahead of the other.
+fn in_rows(name: &str, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
+    // The first two need a mask; see `on_device`. The caches of the others grow along axis 0.
+    let refused = matches!(
+        name,
+        "alibi" | "gemma2-plain" | "chatglm2-paper" | "chatglm2-plain"
+    );
+    let decoder = match Decoder::load(&file(name, "onnx"), &target) {
+        Ok(_) if refused => return Err("it runs, but should be refused".to_owned()),
+        Err(e) if refused && e.kind() == ErrorKind::Unsupported => return Ok(()),
+        decoder => decoder.text()?,
+    };
+    let config = BatchConfig {
+        pages: 2,
+        context: TOKENS.len(),
+        rows: 128,
+        logits: 64,
+        uniform: false,
+    };
+    let backend = SharedBackend::new(Box::new(device.share()));
+    let (mut model, _) = BatchModel::load(decoder, backend, &config, None).text()?;
+    let mut done = [0; 2];
+    let mut found = [Vec::new(), Vec::new()];
+    while done[1] < TOKENS.len() {
+        let count = |done: usize| if done == 0 { PREFILL } else { 1 };
+        let counts = [
+            count(done[0]).min(TOKENS.len() - done[0]),
+            if done[0] == 0 { 0 } else { count(done[1]) },
+        ];
+        let parts = [0, 1].map(|i| Span {
+            tokens: &TOKENS[done[i]..done[i] + counts[i]],
+            start: done[i],
+            pages: &[[1], [0]][i],
+            logits: counts[i],
+            alone: false,
+        });
+        let spans: Vec<Span<'_>> = parts.into_iter().filter(|s| s.logits > 0).collect();
+        model.step(&mut spans.iter().copied()).text()?;
+        let mut row = 0;
+        for i in [0, 1] {
+            model.logits(row, counts[i], &mut found[i]).text()?;
+            row += counts[i];
+            done[i] += counts[i];
+        }
+    }
+    let vocab = model.vocab();
+    found
+        .iter()
+        .try_for_each(|found| same_rows(name, found, vocab, DEVICE))
 }
 
 /// Keys that a query sees in the trials of windows.

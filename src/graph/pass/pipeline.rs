@@ -7,7 +7,7 @@ use super::cleanup::{
 };
 use super::decoder::{
     CANDIDATES, CAUSAL, CHOSEN_ROWS, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW,
-    LAST_ROWS, ROW_POOL, WINDOW,
+    LAST_ROWS, RINGS, ROW_POOL, ROW_POSITIONS, WINDOW,
 };
 use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
@@ -167,6 +167,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let float = when("`--integer float`, the default", t.integer == Some(Arithmetic::Float));
     let last = when("generation", t.logits == Logits::Last);
     let tail = when("speculative decoding", t.logits == Logits::Tail);
+    let one = when("one sequence on devices", t.device && t.logits != Logits::Chosen);
     let rows = when("several sequences", t.logits == Logits::Chosen);
     let greedy = when("greedy decoding on devices", t.greedy);
     let candidates = when("sampling on GPUs", t.candidates);
@@ -202,6 +203,9 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             (ATTENTION, device),
             (CAUSAL, device),
             (WINDOW, device),
+            (RINGS, one),
+            // Exact masks are gone, and positions are not yet fused with what reads them.
+            (ROW_POSITIONS, rows),
         ]),
         (Phase::Precision, &[
             (KV_Q8, kv_q8),

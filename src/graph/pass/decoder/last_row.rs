@@ -89,7 +89,7 @@ fn cut(edit: &mut Edit<'_>, kept: Kept) -> Result<()> {
         Kept::Tail => Some(minus_rows(edit, &name, &origin, x, axis)?),
         Kept::Last => Some(edit.add_int(&format!("{name}/last_row/start"), -1)?),
         Kept::Chosen => {
-            let chosen = added(edit, CHOSEN, vec![Dim::from(&Symbol::new(CHOSEN))])?;
+            let chosen = added(edit, CHOSEN, DType::I32, vec![Dim::from(&Symbol::new(CHOSEN))])?;
             let row = edit.add_value(&format!("{name}/chosen_rows"), None);
             let gather = Box::new(Gather { axis });
             let operands = vec![x, Some(chosen)];

@@ -11,6 +11,7 @@ mod value;
 
 use crate::graph::op::concat::Concat;
 use crate::graph::op::constant_of_shape::ConstantOfShape;
+use crate::graph::op::cumulative::Cumulative;
 use crate::graph::op::expand::Expand;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::gather_elements::GatherElements;
@@ -90,6 +91,23 @@ impl Masks {
         found
     }
 
+    /// True if the elements of `v` are proved to be `start`, `start + 1`, ... along an axis of
+    /// `count` elements; all other axes have size 1.
+    pub fn counts(&mut self, g: &Graph, v: ValueId, start: &Dim, count: &Dim) -> bool {
+        let axes = sizes(g, v).unwrap_or_default().iter().rev().enumerate();
+        let mut axes = axes.filter(|(_, size)| !size.is(1));
+        let (Some((axis, size)), None) = (axes.next(), axes.next()) else {
+            return false;
+        };
+        let AbstractValue::Integer(form) = self.of(g, v, 0) else {
+            return false;
+        };
+        let mut wanted = AffineForm::constant(start.clone());
+        wanted.factors = vec![0; axis];
+        wanted.factors.push(1);
+        size == count && form.minus(&wanted, 0).is_some_and(|d| d.as_const() == Some(0))
+    }
+
     fn of(&mut self, g: &Graph, v: ValueId, deep: usize) -> AbstractValue {
         if let Some(known) = self.known.get(&v) {
             return known.clone();
@@ -153,6 +171,9 @@ impl Masks {
             return Some(self.of(g, updates, deep));
         }
         let known = self.of(g, input(node, 0)?, deep);
+        if let Some(op) = op.downcast::<Cumulative>() {
+            return summed(g, node, op, &known);
+        }
         if copies(op) && known.is_uniform() {
             let joins = op.downcast::<Concat>().is_some();
             let mut others = node.inputs.iter().skip(1).flatten().filter(|_| joins);
@@ -250,9 +271,29 @@ fn moved(g: &Graph, node: &Node, v: ValueId, known: AbstractValue) -> Option<Abs
     })
 }
 
+/// What is known of sums of equal integers along an axis.
+fn summed(g: &Graph, node: &Node, op: &Cumulative, known: &AbstractValue) -> Option<AbstractValue> {
+    let AbstractValue::Integer(form) = known else {
+        return None;
+    };
+    let step = form.as_const().filter(|_| !op.product && !op.reverse)?;
+    let axis = dims(g, input(node, 1)?)?.first()?.as_const()?;
+    let rank = sizes(g, input(node, 0)?)?.len();
+    let mut sum = AffineForm::constant(if op.exclusive { 0 } else { step }.into());
+    sum.factors = vec![0; from_last(axis, rank)?];
+    sum.factors.push(step);
+    Some(AbstractValue::Integer(sum))
+}
+
+/// Axis `axis`, which counts from the last one if it is negative, as a position from the last one.
+fn from_last(axis: i64, rank: usize) -> Option<usize> {
+    let axis = if axis < 0 { axis + num::signed(rank) } else { axis };
+    rank.checked_sub(usize::try_from(axis).ok()? + 1)
+}
+
 /// First positions of a slice with steps of 1, the last axis first.
 fn starts(g: &Graph, node: &Node) -> Option<Vec<Dim>> {
-    let rank = sizes(g, input(node, 0)?)?.len();
+    let sizes = sizes(g, input(node, 0)?)?;
     let list = |i: usize| input(node, i).map(|v| dims(g, v));
     if list(4).is_some_and(|steps| steps.is_none_or(|s| s.iter().any(|d| !d.is(1)))) {
         return None;
@@ -262,13 +303,18 @@ fn starts(g: &Graph, node: &Node) -> Option<Vec<Dim>> {
         Some(axes) => axes?.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?,
         None => (0..num::signed(first.len())).collect(),
     };
-    let mut starts = vec![Dim::from(0); rank];
-    for (start, axis) in first.into_iter().zip(axes) {
+    let known = |d: &Dim| g.constraints().at_least(d, 0) == Some(true);
+    let mut starts = vec![Dim::from(0); sizes.len()];
+    for (mut start, axis) in first.into_iter().zip(axes) {
+        let axis = from_last(axis, sizes.len())?;
         // A negative start counts from the end.
-        let known = g.constraints().at_least(&start, 0) == Some(true);
-        let axis = if axis < 0 { axis + num::signed(rank) } else { axis };
-        let from_last = rank.checked_sub(usize::try_from(axis).ok()? + 1)?;
-        *starts.get_mut(from_last).filter(|_| known)? = start;
+        if known(&Dim::from(-1).sub(&start).ok()?) {
+            start = sizes.iter().rev().nth(axis)?.add(&start).ok()?;
+        }
+        if !known(&start) {
+            return None;
+        }
+        *starts.get_mut(axis)? = start;
     }
     Some(starts)
 }

@@ -3,12 +3,12 @@
 //!
 //! A *row* is a token of a sequence. The new inputs say for each row where it is stored
 //! ([`PLACES`]), and for rows of one sequence what they see ([`TILES`], [`PAGES`]); the logits of
-//! chosen rows are computed ([`CHOSEN`]). Positions must be an input. No other value may depend on
-//! the length of the cache, since sequences have different ones.
+//! chosen rows are computed ([`CHOSEN`]). Positions must be an input, which the pass `positions`
+//! makes them. No other value may depend on the length of the cache, since sequences have different
+//! ones. Attention may have a window, but the pool keeps whole sequences.
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::attention::Attention;
-use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::kv_append_q8::KvAppendQ8;
 use crate::graph::op::paged_attention::{PagedAttention, TILE};
@@ -24,7 +24,7 @@ use std::collections::{BTreeSet, HashSet};
 pub const ROW_POOL: Pass = Pass {
     name: "rows",
     does: "turns a decoder of one sequence into one of rows of several, with a cache in pages",
-    refuses: "windows; masks; values other than caches that depend on the length of the cache",
+    refuses: "masks; values other than caches that depend on the length of the cache",
     run,
 };
 
@@ -48,14 +48,16 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     if !edit.begin("the cache becomes a pool of pages") {
         return Ok(());
     }
-    let rows = edit
-        .input("input_ids")
-        .and_then(|v| edit.value(v).fact.as_ref()?.shape.0.last().cloned());
-    let rows = rows.ok_or_else(|| Error::internal(Stage::Pass, "a decoder without rows"))?;
+    let rows = rows(edit).ok_or_else(|| Error::internal(Stage::Pass, "a decoder without rows"))?;
     let symbol = |name: &str| Dim::from(&Symbol::new(name));
-    let places = added(edit, PLACES, vec![rows])?;
-    let tiles = added(edit, TILES, vec![symbol(TILES), num::signed(TILE).into()])?;
-    let pages = added(edit, PAGES, vec![symbol(PAGES)])?;
+    let places = added(edit, PLACES, DType::I32, vec![rows])?;
+    let tiles = added(
+        edit,
+        TILES,
+        DType::I32,
+        vec![symbol(TILES), num::signed(TILE).into()],
+    )?;
+    let pages = added(edit, PAGES, DType::I32, vec![symbol(PAGES)])?;
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {
         let Some(node) = edit.node(id) else { continue };
@@ -64,7 +66,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             inputs.truncate(at);
             inputs.push(Some(places));
             edit.replace_node(id, op, inputs, origin);
-        } else if let Some(attention) = attention(node).cloned() {
+        } else if let Some(attention) = Attention::of(node.op.as_ref()).cloned() {
             inputs.truncate(3);
             inputs.extend([Some(tiles), Some(pages)]);
             edit.replace_node(id, Box::new(PagedAttention { attention }), inputs, origin);
@@ -73,13 +75,19 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds an input of integers.
-pub(super) fn added(edit: &mut Edit<'_>, name: &str, sizes: Vec<Dim>) -> Result<ValueId> {
+/// The number of rows of a run.
+pub(super) fn rows(g: &Graph) -> Option<Dim> {
+    let ids = g.value(g.input("input_ids")?).fact.as_ref()?;
+    ids.shape.0.last().cloned()
+}
+
+/// Adds an input.
+pub(super) fn added(edit: &mut Edit<'_>, name: &str, dtype: DType, sizes: Vec<Dim>) -> Result<ValueId> {
     if edit.find(name).is_some() {
         let what = format!("\"{name}\": the model already has a value with this name");
         return Err(Error::other(Stage::Pass, what));
     }
-    let v = edit.add_value(name, Some(Fact::new(DType::I32, Shape(sizes))));
+    let v = edit.add_value(name, Some(Fact::new(dtype, Shape(sizes))));
     edit.add_input(v);
     Ok(v)
 }
@@ -99,29 +107,22 @@ fn append_axis(node: &Node) -> Option<usize> {
     float.or(rotary).or(node.op.downcast::<KvAppendQ8>().map(|_| 1))
 }
 
-fn attention(node: &Node) -> Option<&Attention> {
-    let q8 = node.op.downcast::<AttentionQ8>().map(|op| &op.attention);
-    node.op.downcast::<Attention>().or(q8)
-}
-
 /// Why a decoder cannot run rows of several sequences; `None` if it can.
 pub fn refusal(g: &Graph) -> Option<String> {
     let Some(first) = g.states().first() else {
         return Some("it has no cache".to_owned());
     };
     let past = &first.past;
-    if let Some(s) = g.states().iter().find(|s| s.window.is_some() || s.past != *past) {
+    if let Some(s) = g.states().iter().find(|s| s.past != *past) {
         let name = &g.value(s.input).name;
-        return Some(format!(
-            "the cache \"{name}\" has a window or a length of its own"
-        ));
+        return Some(format!("the cache \"{name}\" has a length of its own"));
     }
     let inputs: HashSet<ValueId> = g.states().iter().map(|s| s.input).collect();
     let outputs: HashSet<ValueId> = g.states().iter().map(|s| s.output).collect();
     for (_, node) in g.nodes() {
         let what = |why: &str| Some(format!("node \"{}\" ({}): {why}", node.name, node.op.name()));
         let appends = append_axis(node);
-        let attends = attention(node);
+        let attends = Attention::of(node.op.as_ref());
         for (i, v) in node
             .inputs
             .iter()
@@ -142,7 +143,7 @@ pub fn refusal(g: &Graph) -> Option<String> {
         let cached = [1, 2]
             .iter()
             .all(|i| input(node, *i).is_some_and(|v| outputs.contains(&v)));
-        if !cached || !op.causal || op.window.is_some() || input(node, 3).is_some() {
+        if !cached || !op.causal || input(node, 3).is_some() {
             return what("it is not causal attention to a cache alone");
         }
     }

@@ -1,5 +1,6 @@
 //! Sliding windows: if a mask hides all but the latest keys, the attention gets the window as an
-//! attribute. A cache that only such attentions read keeps no more rows than the window.
+//! attribute. In runs of one sequence, a cache that only such attentions read becomes a ring that
+//! keeps no more rows than the window.
 //!
 //! The mask stays, since it may hide more. A mask that is a model input gives no information, but a
 //! mask combined with it does.
@@ -15,9 +16,16 @@ use std::collections::BTreeMap;
 
 pub const WINDOW: Pass = Pass {
     name: "window",
-    does: "finds the sliding window of attention in its mask and limits caches to it",
+    does: "finds the sliding window of attention in its mask",
     refuses: "a mask that may show more",
     run,
+};
+
+pub const RINGS: Pass = Pass {
+    name: "rings",
+    does: "limits caches to the sliding windows of attention",
+    refuses: "caches that something else reads",
+    run: run_rings,
 };
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -34,8 +42,11 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             edit.replace_node(id, Box::new(Attention { window, ..op }), inputs, origin);
         }
     }
-    let windows = states(edit);
-    for (output, window) in windows {
+    Ok(())
+}
+
+fn run_rings(edit: &mut Edit<'_>) -> Result<()> {
+    for (output, window) in states(edit) {
         let name = edit.value(output).name.clone();
         if edit.begin(&format!("cache \"{name}\" keeps the last {window} rows")) {
             edit.set_window(output, window);
