@@ -143,8 +143,8 @@ pub(super) fn check_prompt(model: &(impl LanguageModel + ?Sized), prompt: &[u32]
 
 /// What is read of each row.
 fn needs(model: &(impl LanguageModel + ?Sized), sampler: &Sampler, options: &DecodeOptions) -> SamplerNeeds {
-    // A call, since otherwise the compiler compares the number before it looks whether there is one,
-    // which Valgrind takes for a fault.
+    // A call, since otherwise the compiler compares the number before it looks whether there is
+    // one, which Valgrind takes for a fault.
     #[inline(never)]
     fn of_log_probs(top: usize) -> SamplerNeeds {
         if top <= Candidates::COUNT {
