@@ -177,8 +177,7 @@ impl Dim {
         let negative = !num.terms().is_empty() || num.constant() < 0;
         if negative && num.terms().iter().all(|t| t.factor < 0) {
             // floor(-x/n) = -floor((x - 1)/n) - 1
-            let up = Self::from(-1).sub(&num)?;
-            let up = if up.is(0) { up } else { Self::floor_atom(up, den)? };
+            let up = Self::from(-1).sub(&num)?.div_floor(&den)?;
             return whole.sub(&up)?.sub(&1.into());
         }
         whole.add(&Self::floor_atom(num, den)?)
