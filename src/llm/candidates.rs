@@ -41,6 +41,14 @@ impl Candidates {
         self.log_totals.clear();
     }
 
+    /// Keeps the first rows.
+    pub fn truncate(&mut self, rows: usize) {
+        let each = self.ids.len() / self.rows().max(1);
+        self.ids.truncate(rows * each);
+        self.logits.truncate(rows * each);
+        self.log_totals.truncate(rows);
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.log_totals.len()

@@ -14,9 +14,9 @@ pub trait Draft: Send {
     /// Returns early with what it has once `cancel` is set.
     fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
 
-    /// The kind of proposal that `context` leads to, from 0 to 63; `None` if there will be none.
-    /// Each kind has its own acceptance rate, at first that of the kind before. Larger ones count
-    /// as 63.
+    /// The kind of the proposal for `context`, from 0 to 63; larger numbers count as 63. `None` if
+    /// there will be no proposal. Each kind has its own acceptance rate, which starts with that of
+    /// the next lower kind.
     fn kind(&self, context: &[u32]) -> Option<usize> {
         let _ = context;
         Some(0)
@@ -27,8 +27,8 @@ pub trait Draft: Send {
 /// Lookup Decoding").
 #[derive(Clone, Copy, Debug)]
 pub struct NgramDraft {
-    /// Longest suffix of the context to search for, in tokens. Longer ones tell more about the
-    /// acceptance rate.
+    /// Longest suffix of the context to search for, in tokens. The longer the match, the higher the
+    /// acceptance rate usually is, so each power of two is a kind of its own ([`Draft::kind`]).
     pub longest: usize,
     /// Shortest suffix, at least 1.
     pub shortest: usize,
@@ -182,7 +182,7 @@ mod tests {
         let go = Cancel::default();
         assert_eq!(draft.propose(&[1, 2, 3], 3, &go).unwrap(), [4, 5, 6]);
         assert_eq!(draft.cached, [1, 2, 3, 4, 5]);
-        // Two guesses were right, then came another token.
+        // Two drafted tokens were accepted, then the model chose another one.
         assert_eq!(draft.propose(&[1, 2, 3, 4, 5, 9], 2, &go).unwrap(), [10, 11]);
         assert_eq!(draft.cached, [1, 2, 3, 4, 5, 9, 10]);
         assert_eq!(
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_guess_feeds_no_more() {
+    fn a_cancelled_draft_feeds_no_more() {
         let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 400, |_| 1)));
         let cancelled = Cancel::default();
         cancelled.cancel();

@@ -22,7 +22,7 @@ mod uncached;
 mod validate;
 
 pub use crate::graph::pass::Logits;
-pub use batch::{BatchConfig, BatchModel, RowModel, Span, UNIFORM_ROWS};
+pub use batch::{BatchConfig, BatchModel, Reproducible, RowModel, Span, UNIFORM_ROWS};
 pub use build::DecoderBuilder;
 pub use decoder::Decoder;
 pub use device::DeviceModel;

@@ -327,6 +327,9 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let count = self.sampled - before + usize::from(matches!(finish, Some(Finish::Eos(_))));
         self.metrics.tokens = self.sampled;
         if self.metrics.first_token.is_zero() {
+            let reused = self.model.reused().min(self.metrics.prompt_tokens);
+            self.metrics.prompt_tokens -= reused;
+            self.metrics.reused_tokens += reused;
             self.metrics.first_token = start.elapsed();
         } else {
             self.metrics.decode += start.elapsed();

@@ -117,6 +117,12 @@ pub trait LanguageModel {
         false
     }
 
+    /// How many tokens of the last call were not computed, since a cache that the model shares with
+    /// others held them.
+    fn reused(&self) -> usize {
+        0
+    }
+
     /// Like [`LanguageModel::forward`], but writes only the likeliest tokens to `found`, which has
     /// one row afterwards: that of [`Candidates::push`], whose errors it returns.
     fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {

@@ -34,7 +34,8 @@ pub struct SamplerConfig {
     /// Divides the remaining logits; 0 always picks the most likely token.
     pub temperature: f32,
     /// Seed of the random generator. Equal seeds give equal texts if the logits are equal: on the
-    /// same device, with the same options and the same part of the prompt from the KV cache.
+    /// same device, with the same options and the same part of the prompt from the KV cache. Drafts
+    /// may resolve near-ties differently from run to run, since their lengths follow measured times.
     pub seed: u64,
 }
 

@@ -1,27 +1,32 @@
 //! Rows of several sequences in one run, against each sequence alone in the interpreter.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tlite_testing::{Device, assert_error, present as devices, tiny_model};
 use transformer_lite::unstable::backend::SharedBackend;
 use transformer_lite::unstable::error::ErrorKind;
-use transformer_lite::unstable::graph::onnx::ImportOptions;
+use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
+use transformer_lite::unstable::graph::op::slice::Slice;
 use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::graph::{Edit, Graph};
 use transformer_lite::unstable::llm::batch::beam_search;
 use transformer_lite::unstable::llm::engine::{
-    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, RowModel, Span, UNIFORM_ROWS,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, HostModel, Logits, Reproducible, RowModel, Span,
+    UNIFORM_ROWS,
 };
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::llm::{
     BatchSequence, BeamOptions, Codec, Finish, LanguageModel, LogProbs, ModelFolder, Steps,
 };
-use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 const CONFIG: BatchConfig = BatchConfig {
     pages: 9,
     context: 200,
     rows: 64,
     logits: 64,
-    uniform: false,
+    reproducible: Reproducible::No,
 };
 
 /// Tokens that every model knows.
@@ -99,6 +104,10 @@ impl Sequence {
 fn batch_of(device: &Device, model: &Model) -> BatchModel {
     let decoder = model.load(&Target::DEVICE.with(Logits::Chosen).on(&device.caps));
     assert_eq!(decoder.has_windows(), model.window.is_some(), "{:?}", device.kind);
+    batch_with(device, decoder)
+}
+
+fn batch_with(device: &Device, decoder: Decoder) -> BatchModel {
     let backend = SharedBackend::new(Box::new(device.share()));
     BatchModel::load(decoder, backend, &CONFIG, None).unwrap().0
 }
@@ -144,7 +153,8 @@ fn each_computes_what_it_does_alone(model: &Model) {
                 .collect();
             batch.step(&mut spans.iter().copied()).unwrap();
             let mut likely = Vec::new();
-            batch.most_likely(&mut likely).unwrap();
+            let rows = counts.iter().map(|n| *n.min(&2)).sum();
+            batch.most_likely(0, rows, &mut likely).unwrap();
             let mut row = 0;
             for ((s, model), count) in all.iter_mut().zip(&mut alone).zip(counts) {
                 let vocab = model.vocab();
@@ -174,6 +184,59 @@ fn each_computes_what_it_does_alone(model: &Model) {
                 row += rows;
             }
         }
+    }
+}
+
+/// The tiny model with another head: with a bias, or for the last row only.
+fn with_head(model: &Model, bias: bool) -> Graph {
+    let vocab = HostModel::new(model.load(&Target::HOST), 200).unwrap().vocab();
+    let mut graph = onnx::import(&model.file).unwrap();
+    let logits = graph.output("logits").unwrap();
+    let (id, node) = graph.producer(logits).unwrap();
+    let (op, inputs) = (node.op.clone(), node.inputs.clone());
+    let mut edit = Edit::new(&mut graph);
+    if bias {
+        let values: Vec<f32> = (0..vocab).map(|i| (i % 7) as f32).collect();
+        let values = HostTensor::from_f32(&[vocab], &values).unwrap();
+        let bias = edit.add_const("bias", Arc::new(values));
+        let plain = edit.add_value("plain", None);
+        edit.add_node("plain", Vec::new(), op, inputs, vec![plain]);
+        let add = Box::new(Pointwise::binary("Add", Binary::Add));
+        edit.replace_node(id, add, vec![Some(plain), Some(bias)], Vec::new());
+    } else {
+        let [start, end, axis] = [("start", -1), ("end", i64::MAX), ("axis", 1)]
+            .map(|(name, value)| Some(edit.add_int(name, value).unwrap()));
+        let last = edit.add_value("last", None);
+        let operands = vec![inputs[0], start, end, axis];
+        edit.add_node("last", Vec::new(), Box::new(Slice), operands, vec![last]);
+        edit.replace_node(id, op, vec![Some(last), inputs[1]], Vec::new());
+    }
+    graph
+}
+
+#[test]
+fn heads_compute_chosen_rows_or_are_refused() {
+    let (_dir, model) = tiny_model("llama", Default::default());
+    let model = Model::tiny(&model);
+    let biased = with_head(&model, true);
+    for device in devices() {
+        let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
+        let decoder = |graph| DecoderBuilder::new(&target).stored_in(DType::F32).build(graph);
+        let mut batch = batch_with(&device, decoder(biased.clone()).unwrap());
+        let sequence = Sequence::new(1, 20, &[3]);
+        batch.step(&mut std::iter::once(sequence.span(20, 2))).unwrap();
+        let mut found = Vec::new();
+        batch.logits(0, 2, &mut found).unwrap();
+        let alone = DecoderBuilder::new(&Target::HOST).build(biased.clone()).unwrap();
+        let want = HostModel::new(alone, 200).unwrap().forward_all(&sequence.tokens);
+        let want = want.unwrap();
+        let want = &want[want.len() - found.len()..];
+        let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+        for (found, want) in found.iter().zip(want) {
+            assert!((found - want).abs() < 2e-3 * largest, "{found}, not {want}");
+        }
+        let e = decoder(with_head(&model, false)).unwrap_err();
+        assert_error(&e, ErrorKind::Unsupported, &[]);
     }
 }
 
@@ -258,7 +321,7 @@ fn steps_allocate_nothing_once_they_have_run() {
             for _ in 0..count {
                 ids.clear();
                 batch.step(&mut all.iter().map(|s| s.span(1, 1))).unwrap();
-                batch.most_likely(&mut ids).unwrap();
+                batch.most_likely(0, 8, &mut ids).unwrap();
                 all.iter_mut().for_each(|s| s.done += 1);
             }
         };
@@ -271,13 +334,16 @@ fn steps_allocate_nothing_once_they_have_run() {
 
 /// Steps of a model on a device, with few pages.
 fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> Steps {
-    let uniform = reproducible && !device.caps.profile.is_native();
-    let rows = if uniform { UNIFORM_ROWS } else { 128 };
+    let reproducible = Reproducible::on(&device.caps, reproducible);
+    let rows = match reproducible {
+        Reproducible::ByPlan => UNIFORM_ROWS,
+        _ => 128,
+    };
     let config = BatchConfig {
         pages: 7,
         rows,
         logits: rows.min(CONFIG.logits),
-        uniform,
+        reproducible,
         ..CONFIG
     };
     let target = Target {
@@ -286,7 +352,7 @@ fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> Ste
     };
     let backend = SharedBackend::new(Box::new(device.share()));
     let (batch, _) = BatchModel::load(model.load(&target), backend, &config, None).unwrap();
-    Steps::start(batch, reproducible, None).unwrap()
+    Steps::start(batch).unwrap()
 }
 
 /// Runs a random program of one sequence, and returns the bits of all logits.

@@ -6,7 +6,7 @@ use transformer_lite::unstable::backend::{Caps, SharedBackend};
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::{CANDIDATE_IDS, CANDIDATE_LOGITS, LOG_SUM, Target};
 use transformer_lite::unstable::llm::engine::{
-    BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, Logits, SequenceConfig,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, Logits, Reproducible, SequenceConfig,
 };
 use transformer_lite::unstable::llm::{
     Candidates, DecodeOptions, Generator, LanguageModel, LogProbs, NgramDraft, Sampler, SamplerConfig,
@@ -63,12 +63,12 @@ fn model(file: &Path, device: &Device, batch: bool, candidates: bool) -> Box<dyn
         context: CONTEXT,
         rows: 128,
         logits: 64,
-        uniform: false,
+        reproducible: Reproducible::No,
     };
     let decoder = decoder(file, device, Logits::Chosen, candidates);
     let backend = SharedBackend::new(Box::new(device.share()));
     let (model, _) = BatchModel::load(decoder, backend, &config, None).unwrap();
-    Box::new(Steps::start(model, false, None).unwrap().sequence())
+    Box::new(Steps::start(model).unwrap().sequence())
 }
 
 /// Tokens with their log-probabilities.

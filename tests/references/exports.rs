@@ -13,8 +13,8 @@ use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::{Edit, Node, onnx};
 use transformer_lite::unstable::llm::engine::{
-    BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, RowModel,
-    SequenceConfig, Span,
+    BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, Reproducible,
+    RowModel, SequenceConfig, Span,
 };
 use transformer_lite::unstable::llm::load::{Loaded, Purpose};
 use transformer_lite::unstable::llm::prompt_cache;
@@ -236,7 +236,7 @@ fn in_rows(name: &str, device: &Device) -> Outcome {
         context: TOKENS.len(),
         rows: 128,
         logits: 64,
-        uniform: false,
+        reproducible: Reproducible::No,
     };
     let backend = SharedBackend::new(Box::new(device.share()));
     let (mut model, _) = BatchModel::load(decoder, backend, &config, None).text()?;

@@ -5,11 +5,12 @@
 //! [`super::kv_append_q8`]; tiles, integers `[tiles, 4]`; pages, integers `[n]`. The result is
 //! `[1, rows, heads, d]`.
 //!
-//! A *tile* is up to [`TILE_ROWS`] consecutive rows of one sequence: its first row, its number of
-//! rows (0 for a tile that does nothing), the position in `pages` of the first page of its
-//! sequence, and the number of keys that its first row sees; each further row sees one more. Key j
-//! of the sequence is row `j % PAGE` of page `j / PAGE`, where a page is [`PAGE`] rows of the
-//! cache. Rows that are in no tile have unspecified results.
+//! A *tile* is up to [`TILE_ROWS`] consecutive rows of one sequence. Its four integers are: the
+//! first row; the number of rows (0 for an unused tile); the index `t` in `pages` where the page
+//! table of its sequence begins; and the number of keys that the first row sees (without a window).
+//! Each further row sees one key more. Key j of the sequence is row `j % PAGE` of page `pages[t + j
+//! / PAGE]`, where page p is the [`PAGE`] rows of the cache from `p * PAGE` on. Rows in no tile
+//! have unspecified results.
 
 use super::attention::{Attention, KvStorage, check};
 use super::attention_q8::{decoded, floats};
@@ -25,8 +26,8 @@ use crate::tensor::{DType, HostTensor};
 /// Rows of a page.
 pub const PAGE: usize = 64;
 
-/// Computing the rows of a page in several runs does not change results on native devices, if each
-/// run ends at a multiple of this many positions and has at least this many of the rows.
+/// On native devices, the rows of a page can be split between runs without changing results: at
+/// multiples of this many positions, with at least this many rows of the page on either side.
 pub const CUT: usize = 16;
 
 /// Integers of a tile.
@@ -37,7 +38,7 @@ pub const TILE_ROWS: usize = PAGE;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
-    /// Causal attention. Kernels do not read pages before the windows of a tile's rows.
+    /// Must be causal. Kernels do not read pages that lie before the windows of all rows of a tile.
     pub attention: Attention,
 }
 
@@ -48,7 +49,7 @@ fn storage(k: DType) -> KvStorage {
     }
 }
 
-/// The keys that rows of a tile see: rows of the cache, one after another.
+/// Copies the first `keys` keys of a sequence from its pages, in order.
 fn gathered(cache: &HostTensor, pages: &[i64], keys: usize) -> OpResult<HostTensor> {
     let data = cache.bytes()?;
     let &[_, pool, heads, dim] = cache.shape() else {

@@ -6,7 +6,7 @@ use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows};
 use crate::llm::{
-    Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Sampler, Session,
+    Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Progress, Sampler, Session,
     Speculation,
 };
 use crate::note::Note;
@@ -20,17 +20,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How often a ticket checks for cancellation.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// Settings of a request.
 #[derive(Default)]
 pub struct Request {
-    /// When the text ends, and what its pieces contain. Progress is not reported.
+    /// When the text ends, and what its pieces contain. `progress` is not called.
     pub options: GenerateOptions,
     /// Chooses tokens.
     pub sampler: Sampler,
-    /// For speculative decoding: the draft, and its maximum length in tokens, whatever
-    /// [`LoadOptions::drafts`] says.
+    /// For speculative decoding: the draft, and its maximum length in tokens.
+    /// [`LoadOptions::drafts`] matters only if requests run one after another.
     pub draft: Option<(Box<dyn Draft>, usize)>,
     /// Requests with larger priorities run first; 0 by default.
     pub priority: i32,
@@ -102,11 +102,14 @@ impl Queue {
     fn close(&self) {
         let mut requests = self.lock();
         requests.closed = true;
-        requests.waiting.clear();
+        let waiting = std::mem::take(&mut requests.waiting);
         for cancel in requests.running.values() {
             cancel.cancel();
         }
+        drop(requests);
         self.changed.notify_all();
+        // Drafts may wait for a device.
+        drop(waiting);
     }
 }
 
@@ -138,9 +141,11 @@ impl Sessions {
     }
 }
 
-/// Answers many requests at the same time: their tokens share runs of the model, and their common
-/// prefixes share memory. A model that cannot do this answers them one after another, and
-/// [`Batcher::notes`] says so. It may be used from any thread. Dropping it cancels all requests.
+/// Answers many requests at the same time (continuous batching): their tokens share runs of the
+/// model, and their common prefixes share memory. If the model cannot do this, requests run one
+/// after another, and [`Batcher::notes`] says so. If a run fails, the requests in it fail, each with
+/// an error. A batcher may be used from any thread. Dropping it cancels all requests and waits for
+/// the current step.
 pub struct Batcher {
     queue: Arc<Queue>,
     codec: Arc<Codec>,
@@ -157,21 +162,32 @@ impl std::fmt::Debug for Batcher {
 }
 
 impl Batcher {
-    /// Loads the model folder `path`. Returns the errors of [`Model::load`], and usage errors for
-    /// sizes that do not fit.
+    /// Loads the model folder `path`. Notes are logged as warnings and returned by
+    /// [`Batcher::notes`]. Returns the errors of [`Model::load`], and usage errors for
+    /// `batch`: no sequences, a cache smaller than the context, or one that exceeds the memory of
+    /// the device (kind [`ErrorKind::OutOfMemory`]).
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();
         let codec = Arc::new(Codec::load(folder.clone())?);
-        match LoadedRows::new(&folder, options, batch) {
-            Ok(LoadedRows {
-                model, notes, quota, ..
-            }) => {
-                let steps = Steps::start(model, batch.reproducible, Some(quota))?;
+        let batcher = Self::of(&folder, codec, options, batch)?;
+        batcher.notes.iter().for_each(|note| log::warn!("{note}"));
+        Ok(batcher)
+    }
+
+    fn of(
+        folder: &ModelFolder,
+        codec: Arc<Codec>,
+        options: &LoadOptions,
+        batch: &BatchOptions,
+    ) -> Result<Self> {
+        match LoadedRows::new(folder, options, batch) {
+            Ok(LoadedRows { model, notes, .. }) => {
+                let steps = Steps::start(model)?;
                 Self::start(Sessions::Batch(steps), codec, batch.sequences, notes)
             }
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
-                let model = Model::with_codec(&folder, codec.clone(), options, &mut |_| {})?;
+                let model = Model::with_codec(folder, codec.clone(), options, &mut |_| {})?;
                 let mut notes = model.notes().to_vec();
                 let why = e.chain();
                 notes.push(Note::OneSequence { why: why.clone() });
@@ -245,7 +261,8 @@ impl Batcher {
     }
 
     /// A session, for example for a conversation. It shares runs with requests and may outlive the
-    /// batcher. Returns the errors of [`Model::session`] if requests run one after another.
+    /// batcher. Its cache cannot be saved or loaded. If requests run one after another, this is a
+    /// plain session of the model, with the errors of [`Model::session`].
     pub fn session(&self) -> Result<Session> {
         self.sessions.open(&self.codec, 0)
     }
@@ -262,9 +279,11 @@ impl Batcher {
         }
     }
 
-    /// Queues a request for what follows `prompt`. Returns the errors of [`Codec::encode`], and a
-    /// usage error for a prompt longer than the context. The ticket returns all other errors, and
-    /// keeps pieces until they are read, so limit their number ([`GenerateOptions::max_tokens`]).
+    /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
+    /// [`Codec::encode`], and a usage error for a prompt longer than the context; the ticket
+    /// returns all other errors. Any number of requests may wait. Generation does not wait for the
+    /// ticket, which buffers all pieces until they are read; [`GenerateOptions::max_tokens`] bounds
+    /// this memory.
     pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
         let options = &mut request.options;
         options.cancel = options.cancel.child();
@@ -342,9 +361,13 @@ impl Job {
 
 fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Sender<Event>) -> Result<End> {
     session.set_sampler(request.sampler);
+    let options = GenerateOptions {
+        progress: Progress::default(),
+        ..request.options
+    };
     let draft = request.draft;
     session.speculate(draft.map(|(draft, most)| Speculation::adaptive(draft, most)));
-    let mut answer = session.generate(prompt, &request.options)?;
+    let mut answer = session.generate(prompt, &options)?;
     while let Some(piece) = answer.next().transpose()? {
         if events.send(Event::Piece(piece, answer.metrics())).is_err() {
             break;
@@ -375,10 +398,13 @@ impl std::fmt::Debug for Ticket {
 }
 
 impl Ticket {
-    /// Ends the request after the current step, or at once if it waits.
+    /// Ends the request after the current step, or at once if it has not started. Pieces that were
+    /// already generated can still be read.
     pub fn cancel(&self) {
         self.cancel.cancel();
-        self.queue.lock().waiting.remove(&self.place);
+        let waiting = self.queue.lock().waiting.remove(&self.place);
+        // Its draft may wait for a device.
+        drop(waiting);
     }
 
     /// The text of all remaining pieces.
@@ -410,7 +436,7 @@ impl Iterator for Ticket {
             return None;
         }
         let event = loop {
-            match self.events.recv_timeout(LOOK) {
+            match self.events.recv_timeout(POLL) {
                 // A request that waits does not look at its flag.
                 Err(RecvTimeoutError::Timeout) if self.cancel.is_cancelled() => self.cancel(),
                 Err(RecvTimeoutError::Timeout) => {}

@@ -15,7 +15,9 @@ use crate::quota;
 #[derive(Clone, Debug)]
 pub struct BeamOptions {
     /// Number of texts that each step continues, and maximum number of texts returned. At least 1.
-    /// A text costs a row of each step, and cache for its own tokens.
+    /// At most 64 or `BatchOptions::sequences * (LoadOptions::drafts + 1)`, whichever is larger,
+    /// and no more than the rows of a step. Each beam takes one row per step, and cache for its own
+    /// tokens.
     pub beams: usize,
     /// Maximum number of tokens of a text, its end token included. At least 1.
     pub max_tokens: usize,
@@ -56,22 +58,22 @@ pub struct Beam {
 
 impl Batcher {
     /// Searches for the texts with the highest scores ([`Beam::score`]) that follow `prompt`, and
-    /// returns at least one and at most [`BeamOptions::beams`] of them, best first. It runs in this
-    /// thread. Its beams share steps with each other and with requests, and share pages of the
-    /// cache as long as their tokens agree; the prompt is fed once.
+    /// returns at least one and at most [`BeamOptions::beams`] of them, best first. Blocks the
+    /// calling thread. Beams share steps with each other and with requests, and they share pages of
+    /// the cache as long as their tokens agree. The prompt is fed once.
     ///
-    /// A step continues every beam by every token, and ranks the continuations by log-probability.
-    /// Those among the first `beams` that end (with an end token, at the maximum length or at the
-    /// end of the context) are texts found; the best `beams` of them are kept. The first `beams` of
-    /// those that do not end are the beams of the next step. Equal log-probabilities are ranked by
-    /// the place of the beam and then by token ID, and equal scores by the time when they were
-    /// found, so equal logits give equal results.
+    /// A step extends every beam by every token and ranks these continuations by log-probability.
+    /// Continuations among the first `beams` that end (with an end token, at the maximum length or
+    /// with a full context) are finished; the `beams` finished texts with the highest scores are
+    /// kept. The first `beams` continuations that do not end become the beams of the next step.
+    /// Ties between log-probabilities go to the earlier beam, then to the smaller token ID; ties
+    /// between scores go to the text that finished first. So equal logits give equal results.
     ///
-    /// The search ends when no beam can improve the result. Then `beams` texts are found, and no
-    /// beam can exceed the lowest score `S` among them: more tokens only lower the log-probability
-    /// `p` of a beam, so it can reach at most `p / m^length_penalty`. The length `m` is the maximum
-    /// for a positive penalty, otherwise that of the next step. The search ends if this is at most
-    /// `S` for the most likely beam. It also ends if no beam is left, as after the maximum length.
+    /// The search ends when no beam is left, or when `beams` texts are finished and no beam can
+    /// exceed the lowest score `S` among them. More tokens only lower the log-probability `p` of a
+    /// beam, so its score is at most `p / m^length_penalty`, where `m` is the maximum length for a
+    /// positive penalty and the next length otherwise. The search compares `S` with this bound for
+    /// the most likely beam.
     ///
     /// Usage errors: options outside their range, more beams than a step has rows of logits or than
     /// the cache holds at their maximum length, and the errors of
@@ -86,7 +88,7 @@ impl Batcher {
     }
 }
 
-/// [`Batcher::beam_search`] after the tokens of `sequence` and `prompt`.
+/// Like [`Batcher::beam_search`], for texts that follow the tokens of `sequence` and then `prompt`.
 pub fn beam_search(
     mut sequence: BatchSequence,
     codec: &Codec,

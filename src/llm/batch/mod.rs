@@ -6,6 +6,7 @@ mod beam;
 mod pages;
 mod scheduler;
 mod sequence;
+mod step;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -1,13 +1,24 @@
-//! Pages of a cache that sequences share, and the texts that full pages hold.
+//! Pages of a cache that sequences share, and the cached prefixes that end with a full page.
 
 use crate::graph::op::paged_attention::PAGE;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// Users of each page.
+/// A page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    uses: u32,
+    /// One of them is that of a cached prefix.
+    known: bool,
+}
+
+/// Reference counts of the pages.
 #[derive(Debug)]
 pub(super) struct Pages {
-    uses: Vec<u32>,
+    all: Vec<Page>,
     free: Vec<u32>,
+    /// Number of pages that only cached prefixes use.
+    unused: usize,
 }
 
 impl Pages {
@@ -15,8 +26,9 @@ impl Pages {
         let mut free: Vec<u32> = (0..).take(count).collect();
         free.reverse();
         Self {
-            uses: vec![0; count],
+            all: vec![Page::default(); count],
             free,
+            unused: 0,
         }
     }
 
@@ -29,25 +41,18 @@ impl Pages {
 
     /// Adds a user.
     pub fn share(&mut self, page: u32) {
-        if let Some(uses) = self.entry(page) {
-            *uses += 1;
-        }
+        self.change(page, |page| page.uses += 1);
     }
 
     /// Removes a user.
     pub fn release(&mut self, page: u32) {
-        if let Some(uses) = self.entry(page).filter(|n| **n > 0) {
-            *uses -= 1;
-            if *uses == 0 {
-                self.free.push(page);
-            }
-        }
+        self.change(page, |page| page.uses = page.uses.saturating_sub(1));
     }
 
     /// Number of uses of a page.
     pub fn uses(&self, page: u32) -> u32 {
         let at = usize::try_from(page).ok();
-        at.and_then(|at| self.uses.get(at)).copied().unwrap_or(0)
+        at.and_then(|at| self.all.get(at)).map_or(0, |page| page.uses)
     }
 
     /// Number of pages that nothing uses.
@@ -55,27 +60,51 @@ impl Pages {
         self.free.len()
     }
 
-    /// Number of all pages.
-    pub fn all(&self) -> usize {
-        self.uses.len()
+    /// Number of pages that only cached prefixes use.
+    pub fn unused(&self) -> usize {
+        self.unused
     }
 
-    fn entry(&mut self, page: u32) -> Option<&mut u32> {
-        let at = usize::try_from(page).ok()?;
-        self.uses.get_mut(at)
+    /// Number of all pages.
+    pub fn all(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Adds or removes the use of a page by a cached prefix.
+    fn set_known(&mut self, page: u32, known: bool) {
+        self.change(page, |page| {
+            page.uses = if known {
+                page.uses + 1
+            } else {
+                page.uses.saturating_sub(1)
+            };
+            page.known = known;
+        });
+    }
+
+    fn change(&mut self, page: u32, change: impl FnOnce(&mut Page)) {
+        let entry = usize::try_from(page).ok().and_then(|at| self.all.get_mut(at));
+        let Some(entry) = entry else { return };
+        let before = *entry;
+        change(entry);
+        let unused = |page: &Page| usize::from(page.known && page.uses == 1);
+        self.unused = self.unused + unused(entry) - unused(&before);
+        if entry.uses == 0 && before.uses > 0 {
+            self.free.push(page);
+        }
     }
 }
 
-/// A text of whole pages.
+/// A prefix of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PrefixId(u64);
 
 impl PrefixId {
-    /// The text without tokens.
+    /// The prefix without tokens.
     pub const EMPTY: Self = Self(0);
 }
 
-/// A text that is one page longer than another.
+/// A prefix that is one page longer than another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     before: PrefixId,
@@ -84,21 +113,23 @@ struct Key {
 
 #[derive(Debug)]
 struct Prefix {
-    id: PrefixId,
+    key: Key,
     /// The page with the last tokens. The prefix is one of its users.
     page: u32,
-    /// Texts that are one page longer.
-    longer: u32,
     used: u64,
 }
 
-/// A prefix tree of the texts whose keys and values are cached; each edge is a page. Pages that no
-/// sequence uses stay until [`Prefixes::forget_one`].
+/// A tree of the prefixes whose keys and values are cached; each edge is a page. Pages that no
+/// sequence uses stay until [`Prefixes::forget_one`] evicts them.
 #[derive(Debug)]
 pub(super) struct Prefixes {
-    known: HashMap<Key, Prefix>,
-    keys: HashMap<PrefixId, Key>,
-    ids: u64,
+    ids: HashMap<Key, PrefixId>,
+    known: HashMap<PrefixId, Prefix>,
+    /// The prefixes that are one page longer than another.
+    longer: HashMap<PrefixId, Vec<PrefixId>>,
+    /// Prefixes to evict, the next one last, and when they were used. Those used since then stay.
+    oldest: Vec<(u64, PrefixId)>,
+    count: u64,
     clock: u64,
 }
 
@@ -106,9 +137,11 @@ impl Prefixes {
     /// Room for the texts of `pages` pages.
     pub fn new(pages: usize) -> Self {
         Self {
+            ids: HashMap::with_capacity(pages),
             known: HashMap::with_capacity(pages),
-            keys: HashMap::with_capacity(pages),
-            ids: 0,
+            longer: HashMap::new(),
+            oldest: Vec::new(),
+            count: 0,
             clock: 0,
         }
     }
@@ -118,24 +151,30 @@ impl Prefixes {
         Some(Key { before, tokens })
     }
 
-    /// The text `before` plus `tokens`, a whole page, and the page of `tokens`.
-    pub fn find(&mut self, before: PrefixId, tokens: &[u32]) -> Option<(PrefixId, u32)> {
+    /// The page of a prefix, which is used now.
+    fn touch(&mut self, id: PrefixId) -> Option<u32> {
         self.clock += 1;
-        let prefix = self.known.get_mut(&Self::key(before, tokens)?)?;
+        let prefix = self.known.get_mut(&id)?;
         prefix.used = self.clock;
-        Some((prefix.id, prefix.page))
+        Some(prefix.page)
     }
 
-    /// Length of the longest common prefix of `tokens` and a page after `before`; that page.
+    /// The prefix `before` extended by `tokens`, a whole page, and the page that holds them.
+    pub fn find(&mut self, before: PrefixId, tokens: &[u32]) -> Option<(PrefixId, u32)> {
+        let id = *self.ids.get(&Self::key(before, tokens)?)?;
+        Some((id, self.touch(id)?))
+    }
+
+    /// The longest common prefix of `tokens` and a page after `before`: its length, and that page.
     pub fn find_part(&mut self, before: PrefixId, tokens: &[u32]) -> Option<(usize, u32)> {
-        let common = |key: &Key| key.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        self.clock += 1;
-        let next = self.known.iter_mut().filter(|(key, _)| key.before == before);
-        let (count, prefix) = next
-            .map(|(key, p)| (common(key), p))
-            .max_by_key(|(n, p)| (*n, p.page))?;
-        prefix.used = self.clock;
-        (count > 0).then_some((count, prefix.page))
+        let common = |id: &PrefixId| {
+            let other = self.known.get(id)?.key.tokens;
+            Some((other.iter().zip(tokens).take_while(|(a, b)| a == b).count(), *id))
+        };
+        let next = self.longer.get(&before)?.iter().filter_map(common);
+        let (count, id) = next.max_by_key(|(count, id)| (*count, id.0))?;
+        let page = self.touch(id)?;
+        (count > 0).then_some((count, page))
     }
 
     /// Adds the text `before` plus `tokens`, a whole page, and returns it with its
@@ -151,48 +190,73 @@ impl Prefixes {
             return Some(found);
         }
         let key = Self::key(before, tokens)?;
-        if let Some(shorter) = self.keys.get(&before) {
-            self.known.get_mut(shorter)?.longer += 1;
-        }
-        self.ids += 1;
-        let id = PrefixId(self.ids);
-        let prefix = Prefix {
-            id,
-            page,
-            longer: 0,
-            used: self.clock,
-        };
-        self.known.insert(key, prefix);
-        self.keys.insert(id, key);
-        pages.share(page);
+        self.count += 1;
+        let (id, used) = (PrefixId(self.count), self.clock);
+        self.ids.insert(key, id);
+        self.known.insert(id, Prefix { key, page, used });
+        self.longer.entry(before).or_default().push(id);
+        pages.set_known(page, true);
         Some((id, page))
     }
 
-    /// Number of pages that only known texts use.
-    pub fn unused(&self, pages: &Pages) -> usize {
-        self.known.values().filter(|p| pages.uses(p.page) == 1).count()
-    }
-
-    /// Forgets the least recently used text among those whose page no sequence uses and that no
-    /// known text continues. Returns false if there is none.
+    /// Evicts a prefix that was not used for a long time, whose page no sequence uses, and that no
+    /// cached prefix extends. Returns false if there is none.
     pub fn forget_one(&mut self, pages: &mut Pages) -> bool {
-        let unused = |p: &&Prefix| p.longer == 0 && pages.uses(p.page) == 1;
-        let oldest = self.known.values().filter(unused).min_by_key(|p| p.used);
-        let key = oldest.and_then(|p| self.keys.remove(&p.id));
-        let Some((key, prefix)) = key.and_then(|key| Some((key, self.known.remove(&key)?))) else {
+        if pages.unused() == 0 {
             return false;
-        };
-        if let Some(shorter) = self.keys.get(&key.before).and_then(|k| self.known.get_mut(k)) {
-            shorter.longer -= 1;
         }
-        pages.release(prefix.page);
-        true
+        for _ in 0..2 {
+            while let Some((used, id)) = self.oldest.pop() {
+                if let Some(prefix) = self.known.get(&id)
+                    && prefix.used == used
+                    && self.is_unused(id, pages)
+                {
+                    let before = prefix.key.before;
+                    self.forget(id, pages);
+                    // The shorter prefix was last used just before this one.
+                    if let Some(shorter) = self.known.get(&before)
+                        && self.is_unused(before, pages)
+                    {
+                        self.oldest.push((shorter.used, before));
+                    }
+                    return true;
+                }
+            }
+            let all = self.known.iter().filter(|(id, _)| self.is_unused(**id, pages));
+            self.oldest = all.map(|(id, prefix)| (prefix.used, *id)).collect();
+            self.oldest.sort_unstable_by_key(|(used, _)| Reverse(*used));
+        }
+        false
     }
 
-    /// Forgets all texts.
+    /// Whether no sequence uses the page of a prefix and no cached prefix extends it.
+    fn is_unused(&self, id: PrefixId, pages: &Pages) -> bool {
+        let page = self.known.get(&id).map(|prefix| prefix.page);
+        !self.longer.contains_key(&id) && page.is_some_and(|page| pages.uses(page) == 1)
+    }
+
+    fn forget(&mut self, id: PrefixId, pages: &mut Pages) {
+        let Some(Prefix { key, page, .. }) = self.known.remove(&id) else {
+            return;
+        };
+        self.ids.remove(&key);
+        if let Some(longer) = self.longer.get_mut(&key.before) {
+            longer.retain(|other| *other != id);
+            if longer.is_empty() {
+                self.longer.remove(&key.before);
+            }
+        }
+        pages.set_known(page, false);
+    }
+
+    /// Evicts all prefixes.
     pub fn clear(&mut self, pages: &mut Pages) {
-        self.known.drain().for_each(|(_, p)| pages.release(p.page));
-        self.keys.clear();
+        for (_, prefix) in self.known.drain() {
+            pages.set_known(prefix.page, false);
+        }
+        self.ids.clear();
+        self.longer.clear();
+        self.oldest.clear();
     }
 }
 
@@ -237,12 +301,12 @@ mod tests {
         assert!(!known.forget_one(&mut pages), "sequences use both");
         pages.release(first);
         pages.release(second);
-        assert_eq!((known.unused(&pages), pages.free()), (2, 2));
+        assert_eq!((pages.unused(), pages.free()), (2, 2));
         assert_eq!(known.find(a, &text(2)), Some((b, second)));
         assert!(known.forget_one(&mut pages), "the longer one");
         assert_eq!(known.find(a, &text(2)), None);
         assert_eq!(known.find(PrefixId::EMPTY, &text(1)), Some((a, first)));
         known.clear(&mut pages);
-        assert_eq!((known.unused(&pages), pages.free()), (0, 4));
+        assert_eq!((pages.unused(), pages.free()), (0, 4));
     }
 }

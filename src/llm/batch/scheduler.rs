@@ -1,91 +1,30 @@
 //! Decides which rows a step runs, and which sequences keep their pages.
 //!
-//! Sequences with few tokens left to feed go first: they decode. Prompts share the other rows, by
-//! priority and then by arrival. If pages run out, the scheduler evicts texts that are not in use,
-//! then idle sequences, then the latest ones. Evicted tokens are fed again once there is room.
+//! Sequences that decode (with few tokens left to feed) go first. Prompts share the remaining rows,
+//! by priority and then by arrival (chunked prefill). If pages run out, the scheduler evicts cached
+//! prefixes that no sequence uses, then idle sequences, then those with the lowest priority, the
+//! latest first. The tokens of an evicted sequence are fed again once there is room.
 
 use super::pages::{Pages, Prefixes};
 use super::sequence::{JobResult, Sequence, Wanted};
+use super::step::{Part, Step, StepOutput};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
-use crate::llm::Candidates;
-use crate::llm::engine::{BatchConfig, Span};
+use crate::llm::engine::{BatchConfig, Reproducible};
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::time::Duration;
 
 /// Index of a sequence.
 pub(super) type SequenceId = usize;
 
-/// Rows with which every prompt makes progress: see [`Sequence::chunk`].
-const ENOUGH: usize = 3 * CUT;
-/// Number of plans without a job after which a sequence is idle. Idle sequences lose their pages
-/// first.
-const LATE: u64 = 8;
+/// With this many rows, [`Sequence::chunk`] finds a chunk in every prompt.
+const LEAST_PROMPT_ROWS: usize = 3 * CUT;
+/// A sequence is idle after this many steps without a job. Idle sequences lose their pages first.
+const IDLE_STEPS: u64 = 8;
 
-/// The rows of a sequence in a step.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    pub sequence: SequenceId,
-    /// Position of the first token.
-    pub start: usize,
-    /// In [`Step::tokens`].
-    pub tokens: Range<usize>,
-    /// In [`Step::pages`].
-    pub pages: Range<usize>,
-    /// How many of the last tokens have results.
-    pub outputs: usize,
-    pub wanted: Wanted,
-    pub alone: bool,
-}
-
-/// What a model runs at once.
-#[derive(Debug, Default)]
-pub(super) struct Step {
-    pub parts: Vec<Part>,
-    pub tokens: Vec<u32>,
-    pub pages: Vec<u32>,
-    /// Pages to copy before, from and to.
-    pub copies: Vec<[u32; 2]>,
-    /// Rows of prompts.
-    prompt: usize,
-    /// Rows with results.
-    pub outputs: usize,
-}
-
-impl Step {
-    fn clear(&mut self) {
-        self.parts.clear();
-        self.tokens.clear();
-        self.pages.clear();
-        self.copies.clear();
-        (self.prompt, self.outputs) = (0, 0);
-    }
-
-    /// The parts as spans.
-    pub fn spans(&self) -> impl Iterator<Item = Span<'_>> {
-        self.parts.iter().map(|part| Span {
-            tokens: self.tokens.get(part.tokens.clone()).unwrap_or_default(),
-            start: part.start,
-            pages: self.pages.get(part.pages.clone()).unwrap_or_default(),
-            logits: part.outputs,
-            alone: part.alone,
-        })
-    }
-}
-
-/// Results of a step: IDs and candidates for all rows with results if any wants them, logits for
-/// those that want them.
-#[derive(Debug, Default)]
-pub(super) struct StepOutput {
-    pub ids: Vec<u32>,
-    pub candidates: Candidates,
-    pub logits: Vec<f32>,
-}
-
-/// How many rows of prompts a step may have. The time of a step grows with its rows by jumps, where
-/// other kernels begin, so it is learned for each of several sizes.
+/// Limits the prompt rows of steps that also decode. The time of a step jumps at the numbers of
+/// rows where the kernels change, so it is measured for several sizes.
 #[derive(Debug, Default)]
 struct Pace {
     /// Seconds of a step without prompts.
@@ -97,11 +36,12 @@ struct Pace {
 }
 
 impl Pace {
-    /// Time of a step with prompts, over one without.
+    /// Maximum time of a step with prompts, relative to one without.
     const LONGER: f64 = 1.9;
     /// Number of steps with prompts after which one runs without them, to measure `decode` again.
     const CHECK: usize = 16;
-    /// Share of its time that a larger size keeps with each step, so that it is tried again.
+    /// Each step with prompts multiplies the times of larger sizes by this, so that they are
+    /// retried.
     const KEPT: f64 = 0.98;
     /// Rows of steps, ascending.
     const SIZES: [usize; 13] = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
@@ -158,8 +98,9 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Scheduler {
     config: BatchConfig,
-    /// Results depend on how tokens are fed, and are to be those that each sequence gets alone:
-    /// tokens are fed as they would be then, and only pages with the same bits are shared.
+    /// Each sequence must get the results that it would get alone, on a model whose results depend
+    /// on how tokens are grouped. Tokens are grouped as they would be alone, and sequences share
+    /// only pages that they would compute to the same bits.
     exact: bool,
     sequences: Vec<Sequence>,
     closed: Vec<SequenceId>,
@@ -167,17 +108,17 @@ pub(super) struct Scheduler {
     known: Prefixes,
     pace: Pace,
     clock: u64,
-    /// Number of plans.
+    /// Number of steps planned so far.
     plans: u64,
     /// Sequences with jobs, in order.
     order: Vec<SequenceId>,
 }
 
 impl Scheduler {
-    pub fn new(config: BatchConfig, exact: bool) -> Self {
+    pub fn new(config: BatchConfig) -> Self {
         Self {
             config,
-            exact,
+            exact: config.reproducible == Reproducible::ByChunks,
             sequences: Vec::new(),
             closed: Vec::new(),
             pages: Pages::new(config.pages),
@@ -304,7 +245,7 @@ impl Scheduler {
     /// Pages in use, and pages that hold only texts that no sequence uses.
     pub fn used_pages(&self) -> [usize; 2] {
         let used = self.pages.all() - self.pages.free();
-        let unused = self.known.unused(&self.pages);
+        let unused = self.pages.unused();
         [used - unused, unused]
     }
 
@@ -331,12 +272,16 @@ impl Scheduler {
         order.retain(|id| self.sequences[*id].ready);
         let decodes = |s: &Sequence| s.left() <= CUT.max(s.job.map_or(0, |job| job.outputs));
         let any_prompt = order.iter().any(|id| !decodes(&self.sequences[*id]));
-        let kept = if any_prompt {
-            PAGE.min(self.config.rows / 2)
-        } else {
-            0
+        // What decoding leaves for prompts, so that these go on.
+        let [kept, kept_outputs] = match any_prompt && self.pace.takes_prompts() {
+            true => [
+                PAGE.min(self.config.rows / 2),
+                usize::from(self.config.logits > 1),
+            ],
+            false => [0, 0],
         };
         let mut room = self.config.rows.saturating_sub(kept);
+        step.most_outputs = self.config.logits - kept_outputs;
         order.sort_unstable_by_key(|id| {
             let s = &self.sequences[*id];
             let served = if decodes(s) { s.served } else { 0 };
@@ -348,6 +293,7 @@ impl Scheduler {
             room = room.saturating_sub(self.take_rows(id, room, step));
         }
         room += kept;
+        step.most_outputs = self.config.logits;
         if !step.parts.is_empty() {
             room = match self.pace.takes_prompts() {
                 true => self.pace.prompt_rows(step.tokens.len(), room),
@@ -374,18 +320,18 @@ impl Scheduler {
         })
     }
 
-    /// Adds the next rows of a sequence to a step: at most `room`, or [`ENOUGH`] if `room` is at
+    /// Adds the next rows of a sequence to a step: at most `room`, or [`LEAST_PROMPT_ROWS`] if `room` is at
     /// least [`CUT`] but no chunk fits. Returns their number.
     fn take_rows(&mut self, id: SequenceId, room: usize, step: &mut Step) -> usize {
         let (sequence, exact) = (&mut self.sequences[id], self.exact);
         let most = self.config.rows - step.tokens.len();
         let mut chunk = sequence.chunk(room.min(most), exact);
-        if chunk.count == 0 && room >= CUT && most >= ENOUGH {
-            chunk = sequence.chunk(ENOUGH, exact);
+        if chunk.count == 0 && room >= CUT && most >= LEAST_PROMPT_ROWS {
+            chunk = sequence.chunk(LEAST_PROMPT_ROWS, exact);
         }
         let start = sequence.cached;
         let outputs = sequence.outputs_of(start, start + chunk.count);
-        let excess = (step.outputs + outputs).saturating_sub(self.config.logits);
+        let excess = (step.outputs + outputs).saturating_sub(step.most_outputs);
         if excess > 0 && excess >= outputs {
             return 0;
         }
@@ -471,7 +417,7 @@ impl Scheduler {
             let own = self.pages.take();
             step.copies.extend(own.map(|own| [page, own]));
             let sequence = &mut self.sequences[id];
-            sequence.cached += if own.is_some() { count } else { 0 };
+            sequence.reuse(if own.is_some() { count } else { 0 });
             sequence.pages.extend(own);
         }
         self.pages.release(page);
@@ -491,7 +437,7 @@ impl Scheduler {
         let own = &self.sequences[id];
         let (priority, tokens) = (own.priority, own.tokens.len());
         let needed = tokens.div_ceil(PAGE).saturating_sub(own.pages.len());
-        let mut free = self.pages.free() + self.known.unused(&self.pages);
+        let mut free = self.pages.free() + self.pages.unused();
         let (mut victims, mut others) = (Vec::new(), self.others(id, &[]));
         // Users of pages among the victims.
         let mut taken: HashMap<u32, u32> = HashMap::new();
@@ -504,7 +450,7 @@ impl Scheduler {
             let runs = others.iter().any(|other| self.sequences[*other].job.is_some());
             let recent = || self.without_job(id, &victims, 0).filter(|_| !runs);
             let victim = self
-                .without_job(id, &victims, LATE)
+                .without_job(id, &victims, IDLE_STEPS)
                 .or_else(lower)
                 .or_else(recent);
             let Some(victim) = victim else {
@@ -527,7 +473,7 @@ impl Scheduler {
     /// The sequences with pages, other than `id` and `victims`, that have a job or had one lately.
     fn others(&self, id: SequenceId, victims: &[SequenceId]) -> Vec<SequenceId> {
         let all = self.sequences.iter().enumerate();
-        let lately = |s: &Sequence| s.job.is_some() || s.served + LATE > self.plans;
+        let lately = |s: &Sequence| s.job.is_some() || s.served + IDLE_STEPS > self.plans;
         let goes_on = all.filter(|(other, s)| *other != id && !s.pages.is_empty() && lately(s));
         goes_on
             .map(|(other, _)| other)
@@ -535,8 +481,8 @@ impl Scheduler {
             .collect()
     }
 
-    /// A page for a sequence: a free one, or one of a text that no sequence uses, or of an idle
-    /// sequence, or of a later one, or of one whose next job is expected.
+    /// A page for a sequence. In this order: a free page, that of an unused prefix, or one of a
+    /// preempted sequence (idle, else after `id` in the order, else any without a job).
     fn page_for(&mut self, id: SequenceId) -> Option<u32> {
         loop {
             if let Some(page) = self.pages.take() {
@@ -545,7 +491,7 @@ impl Scheduler {
             if self.known.forget_one(&mut self.pages) {
                 continue;
             }
-            let victim = (self.without_job(id, &[], LATE))
+            let victim = (self.without_job(id, &[], IDLE_STEPS))
                 .or_else(|| self.last_after(id, &[]))
                 .or_else(|| self.without_job(id, &[], 0))?;
             self.preempt(victim);
@@ -553,7 +499,7 @@ impl Scheduler {
     }
 
     /// The sequence with pages, other than `id` and `victims`, that has had no job for the longest
-    /// time, and for at least `plans` plans.
+    /// time, and for at least `plans` steps.
     fn without_job(&self, id: SequenceId, victims: &[SequenceId], plans: u64) -> Option<SequenceId> {
         let idle = |s: &Sequence| s.job.is_none() && s.served + plans <= self.plans && !s.pages.is_empty();
         let all = self.sequences.iter().enumerate();
@@ -575,43 +521,51 @@ impl Scheduler {
         sequence.ready = false;
     }
 
-    /// Takes the results of a step, and calls `answered` for each sequence whose job is complete.
+    /// Takes the results of a step, and calls `answered` for each sequence whose job has ended.
     pub fn finish(
         &mut self,
         step: &Step,
-        found: &StepOutput,
+        found: &mut StepOutput,
         vocab: usize,
         time: Duration,
         answered: &mut dyn FnMut(SequenceId),
     ) {
         self.pace.learn(step, time);
-        let (mut id_row, mut logits_row) = (0, 0);
-        for part in &step.parts {
+        let mut read = [0; 3];
+        let mut failed = found.failed.drain(..).peekable();
+        for (i, part) in step.parts.iter().enumerate() {
             let sequence = &mut self.sequences[part.sequence];
             sequence.in_step = false;
             sequence.cached = part.start + part.tokens.len();
             sequence.publish(&mut self.pages, &mut self.known, self.exact);
-            let rows = id_row..id_row + part.outputs;
-            id_row = rows.end;
+            let error = failed.next_if(|(part, _)| *part == i).map(|(_, e)| e);
+            let outputs = if error.is_some() { 0 } else { part.outputs };
+            let mut next = |kind: usize, count: usize| {
+                let start = read[kind];
+                read[kind] += count;
+                start..read[kind]
+            };
             match part.wanted {
                 Wanted::MostLikely => {
-                    let ids = found.ids.get(rows).unwrap_or_default();
+                    let ids = found.ids.get(next(0, outputs)).unwrap_or_default();
                     sequence.answer.ids.extend_from_slice(ids);
                 }
-                Wanted::Candidates => sequence.answer.candidates.extend(&found.candidates, rows),
+                Wanted::Candidates => {
+                    let rows = next(1, outputs);
+                    sequence.answer.candidates.extend(&found.candidates, rows);
+                }
                 Wanted::Logits => {
-                    let end = logits_row + part.outputs * vocab;
-                    let logits = found.logits.get(logits_row..end).unwrap_or_default();
-                    logits_row = end;
+                    let logits = found.logits.get(next(2, outputs * vocab)).unwrap_or_default();
                     sequence.answer.logits.extend_from_slice(logits);
                 }
             }
-            if sequence.cancelled {
-                sequence.answer.error = Some(Error::Interrupted);
+            let error = error.or_else(|| sequence.cancelled.then_some(Error::Interrupted));
+            if error.is_some() {
                 sequence.drop_job(self.exact, &mut self.pages);
             } else if sequence.left() > 0 {
                 continue;
             }
+            sequence.answer.error = error;
             sequence.job = None;
             (sequence.answered, sequence.expected) = (true, !sequence.cancelled);
             answered(part.sequence);

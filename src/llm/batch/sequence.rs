@@ -30,6 +30,8 @@ pub(super) struct JobResult {
     pub ids: Vec<u32>,
     pub candidates: Candidates,
     pub logits: Vec<f32>,
+    /// How many of its tokens were found in the cache.
+    pub reused: usize,
     pub error: Option<Error>,
 }
 
@@ -38,11 +40,13 @@ impl JobResult {
         self.ids.clear();
         self.candidates.clear();
         self.logits.clear();
+        self.reused = 0;
         self.error = None;
     }
 }
 
-/// Tokens up to `end` that are computed in one way: each alone, or together.
+/// The tokens from the previous segment up to `end`, which are computed either each alone or
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     end: usize,
@@ -65,11 +69,12 @@ pub(super) struct Sequence {
     pub since: u64,
     /// When a step last ran it.
     pub served: u64,
-    /// All tokens. Those that are not in the cache are fed by a job, or again if pages were taken.
+    /// All tokens. Tokens that are not in the cache belong to the job, or lost their pages and are
+    /// fed again.
     pub tokens: Vec<u32>,
     /// Number of tokens in the cache.
     pub cached: usize,
-    /// Pages for the tokens in the cache, and maybe some of the next ones.
+    /// Page table: pages of the cached tokens, and possibly pages reserved for the next ones.
     pub pages: Vec<u32>,
     /// Its known prefixes of whole pages.
     pub known: Vec<PrefixId>,
@@ -214,8 +219,8 @@ impl Sequence {
         Chunk { count, alone }
     }
 
-    /// True if page `page` holds tokens of one text that were computed together from the start, as
-    /// every sequence with this text would.
+    /// True if page `page` lies in the first segment and its tokens were computed together, as in
+    /// every other sequence that starts with the same tokens.
     fn is_plain(&self, page: usize) -> bool {
         let first = self.segments.first();
         first.is_some_and(|s| !s.alone && (page + 1) * PAGE <= s.end)
@@ -256,8 +261,16 @@ impl Sequence {
             self.keep_pages(next, pages);
             self.pages.push(page);
             self.known.push(id);
-            self.cached += PAGE;
+            self.reuse(PAGE);
         }
+    }
+
+    /// Counts `count` more tokens as cached, without computing them.
+    pub fn reuse(&mut self, count: usize) {
+        self.cached += count;
+        // Tokens before those of the job were counted, or fed, for earlier ones.
+        let first = self.job.map_or(self.cached, |job| job.first);
+        self.answer.reused = self.answer.reused.max(self.cached.saturating_sub(first));
     }
 
     /// How many of the next `count` tokens, which start a page, may come from a page of another

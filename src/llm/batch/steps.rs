@@ -1,18 +1,19 @@
 //! The thread that runs the steps of many sequences, and the [`LanguageModel`] of each.
 
-use super::scheduler::{Scheduler, SequenceId, Step, StepOutput};
+use super::scheduler::{Scheduler, SequenceId};
 use super::sequence::{JobResult, Wanted};
+use super::step::{Step, StepOutput};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
 use crate::llm::{Candidates, LanguageModel};
-use crate::quota::{self, Quota};
+use crate::quota;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often a waiting sequence checks for cancellation.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// What the thread and the sequences share.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ struct State {
     pause: Duration,
     /// Wakes each sequence, by ID.
     turns: Vec<Arc<Condvar>>,
-    /// No sequence can be opened any more.
+    /// [`Steps`] was dropped: the thread ends with the last sequence.
     closing: bool,
     /// The thread has ended.
     ended: bool,
@@ -48,13 +49,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// Ignores poisoning: the panic behind it has been reported.
+    /// Ignores poisoning: the panic that caused it has been reported.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Runs steps of many sequences on a thread, which ends after this and all sequences.
+/// Runs steps of many sequences on a thread of its own. The thread ends once this value and all its
+/// sequences are dropped.
 #[derive(Debug)]
 pub struct Steps {
     shared: Arc<Shared>,
@@ -71,10 +73,8 @@ struct Facts {
 }
 
 impl Steps {
-    /// Starts the thread. With `reproducible`, each sequence gets exactly the results that it gets
-    /// alone, if `model` is native or uniform ([`BatchConfig::uniform`]). `quota` is that of the
-    /// model.
-    pub fn start(model: impl RowModel + 'static, reproducible: bool, quota: Option<Quota>) -> Result<Self> {
+    /// Starts the thread. An internal error if the sizes of `model` are too small for a sequence.
+    pub fn start(model: impl RowModel + 'static) -> Result<Self> {
         let config = model.config();
         let facts = Facts {
             vocab: model.vocab(),
@@ -86,10 +86,9 @@ impl Steps {
             let what = format!("steps need {rows} rows, {pages} pages and logits, found {config:?}");
             return Err(Error::internal(Stage::Run, what));
         }
-        let exact = reproducible && !config.uniform;
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                scheduler: Scheduler::new(config, exact),
+                scheduler: Scheduler::new(config),
                 answered: Instant::now(),
                 pause: Duration::from_millis(1),
                 turns: Vec::new(),
@@ -101,7 +100,6 @@ impl Steps {
         let worker = Worker {
             shared: shared.clone(),
             model: Box::new(model),
-            quota,
             step: Step::default(),
             found: StepOutput::default(),
         };
@@ -122,7 +120,7 @@ impl Steps {
         BatchSequence::new(&self.shared, id, 0, self.facts)
     }
 
-    /// Pages that sequences use, and pages kept only for later sequences.
+    /// Number of pages that sequences use, and of pages that only hold cached prefixes.
     pub fn used_pages(&self) -> [usize; 2] {
         self.shared.lock().scheduler.used_pages()
     }
@@ -146,7 +144,6 @@ impl Drop for Steps {
 struct Worker {
     shared: Arc<Shared>,
     model: Box<dyn RowModel>,
-    quota: Option<Quota>,
     step: Step,
     found: StepOutput,
 }
@@ -176,30 +173,39 @@ impl Worker {
                 }
             };
             match result {
-                Ok(()) => scheduler.finish(&self.step, &self.found, self.model.vocab(), time, &mut answered),
+                Ok(()) => scheduler.finish(
+                    &self.step,
+                    &mut self.found,
+                    self.model.vocab(),
+                    time,
+                    &mut answered,
+                ),
                 Err(e) => scheduler.fail(&self.step, &e, &mut answered),
             }
         }
     }
 
-    /// Waits for jobs and plans a step after one that took `last`; false if there will be none.
-    /// Sequences that were just answered have time to queue their next job, so that they share the
-    /// step: one that misses it waits for a whole step.
+    /// Waits for jobs and plans the next step; `last` is the time of the previous one. Returns
+    /// false at the end. Sequences that were just answered get some time to queue their next job:
+    /// one that misses the step would wait for a whole step.
     fn next_step(&mut self, last: Duration) -> bool {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         let patience = (4 * state.pause).clamp(last / 8, last / 2);
         let deadline = state.answered + patience;
         loop {
+            let left = deadline.saturating_duration_since(Instant::now());
             if !state.scheduler.has_jobs() {
                 if state.closing && state.scheduler.opened() == 0 {
                     return false;
                 }
-                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !state.scheduler.expects_more() || left.is_zero() {
+                // Whoever comes after this was not waited for.
+                if left.is_zero() {
+                    state.scheduler.expect_none();
+                    state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+            } else if !state.scheduler.expects_more() || left.is_zero() {
                 break;
             }
             let waited = shared.work.wait_timeout(state, left);
@@ -210,52 +216,17 @@ impl Worker {
         true
     }
 
+    /// Runs the step and reads its results.
     fn run_step(&mut self) -> Result<()> {
         let Self {
             model, step, found, ..
         } = self;
-        let _call = self.quota.as_ref().map(Quota::enter);
-        found.ids.clear();
-        found.candidates.clear();
-        found.logits.clear();
         if step.parts.is_empty() {
             return Err(Error::internal(Stage::Run, "jobs wait, but the plan has no rows"));
         }
         model.copy_pages(&step.copies)?;
         model.step(&mut step.spans())?;
-        let wants = |wanted: Wanted| step.parts.iter().any(|p| p.outputs > 0 && p.wanted == wanted);
-        if wants(Wanted::MostLikely) {
-            model.most_likely(&mut found.ids)?;
-            if found.ids.is_empty() {
-                return Err(Error::internal(Stage::Run, "a step without tokens"));
-            }
-        }
-        if wants(Wanted::Candidates) {
-            model.candidates(&mut found.candidates)?;
-        }
-        let (mut first, mut logits) = (0, 0);
-        for part in &step.parts {
-            if part.outputs > 0 && part.wanted == Wanted::Logits {
-                model.logits(first, part.outputs, &mut found.logits)?;
-            }
-            first += part.outputs;
-            logits += if part.wanted == Wanted::Logits {
-                part.outputs
-            } else {
-                0
-            };
-        }
-        let wrong = |what: String| Err(Error::internal(Stage::Run, what));
-        if !found.ids.is_empty() && found.ids.len() != step.outputs {
-            return wrong(format!("{} tokens for {} rows", found.ids.len(), step.outputs));
-        }
-        let candidates = found.candidates.rows();
-        if wants(Wanted::Candidates) && candidates != step.outputs {
-            return wrong(format!("candidates of {candidates} rows for {}", step.outputs));
-        }
-        if found.logits.len() != logits * model.vocab() {
-            return wrong(format!("{} logits for {logits} rows", found.logits.len()));
-        }
+        found.read(model.as_mut(), step);
         Ok(())
     }
 }
@@ -269,6 +240,8 @@ pub struct BatchSequence {
     id: SequenceId,
     turn: Arc<Condvar>,
     len: usize,
+    /// How many tokens of the last call were found in the cache.
+    reused: usize,
     facts: Facts,
 }
 
@@ -285,6 +258,7 @@ impl BatchSequence {
             id,
             turn,
             len,
+            reused: 0,
             facts,
         }
     }
@@ -360,7 +334,10 @@ impl BatchSequence {
             if let Some(answer) = state.scheduler.answer(self.id) {
                 break match answer.error.take() {
                     Some(e) => Err(limit.unwrap_or(e)),
-                    None => Ok(take(answer)),
+                    None => {
+                        self.reused = answer.reused;
+                        Ok(take(answer))
+                    }
                 };
             }
             if state.ended {
@@ -378,7 +355,7 @@ impl BatchSequence {
                 }
                 limit = Some(e);
             }
-            let waited = self.turn.wait_timeout(state, LOOK);
+            let waited = self.turn.wait_timeout(state, POLL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         };
         self.len = state.scheduler.len(self.id);
@@ -422,6 +399,10 @@ impl LanguageModel for BatchSequence {
 
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn reused(&self) -> usize {
+        self.reused
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {

@@ -9,7 +9,7 @@ use super::steps::Steps;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::Candidates;
-use crate::llm::engine::{BatchConfig, RowModel, Span};
+use crate::llm::engine::{BatchConfig, Reproducible, RowModel, Span};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,8 +45,9 @@ struct FakeRows {
     exact: bool,
     /// Hashes of the texts whose logits were asked for.
     results: Vec<u64>,
-    /// Steps until one fails.
+    /// Steps until one fails, and results until some cannot be read.
     fails_in: Option<usize>,
+    unread_in: Option<usize>,
     steps: Arc<AtomicUsize>,
     /// Time of a step.
     time: Duration,
@@ -54,12 +55,20 @@ struct FakeRows {
 
 impl FakeRows {
     fn new(config: BatchConfig, exact: bool) -> Self {
+        let reproducible = match exact {
+            true => Reproducible::ByChunks,
+            false => config.reproducible,
+        };
         Self {
-            config,
+            config: BatchConfig {
+                reproducible,
+                ..config
+            },
             cache: vec![None; config.pages * PAGE],
             exact,
             results: Vec::new(),
             fails_in: None,
+            unread_in: None,
             steps: Arc::default(),
             time: Duration::ZERO,
         }
@@ -67,6 +76,15 @@ impl FakeRows {
 
     fn place(pages: &[u32], position: usize) -> usize {
         pages[position / PAGE] as usize * PAGE + position % PAGE
+    }
+
+    fn check_read(&mut self) -> Result<()> {
+        let fails = self.unread_in == Some(0);
+        self.unread_in = self.unread_in.and_then(|n| n.checked_sub(1));
+        match fails {
+            true => Err(Error::other(Stage::Run, "a logit is NaN")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -120,6 +138,7 @@ impl RowModel for FakeRows {
     }
 
     fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
+        self.check_read()?;
         // Only the largest is positive. Some texts leave little choice, others much.
         for text in &self.results[first..first + rows] {
             let sharpness = [1.0, 4.0, 9.0][(text / u64::from(VOCAB) % 3) as usize];
@@ -130,8 +149,10 @@ impl RowModel for FakeRows {
         Ok(())
     }
 
-    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()> {
-        ids.extend(self.results.iter().map(|text| likely(*text)));
+    fn most_likely(&mut self, first: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()> {
+        self.check_read()?;
+        let results = &self.results[first..first + rows];
+        ids.extend(results.iter().map(|text| likely(*text)));
         Ok(())
     }
 
@@ -139,9 +160,9 @@ impl RowModel for FakeRows {
         true
     }
 
-    fn candidates(&mut self, found: &mut Candidates) -> Result<()> {
+    fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()> {
         let mut logits = Vec::new();
-        self.logits(0, self.results.len(), &mut logits)?;
+        self.logits(first, rows, &mut logits)?;
         logits.chunks(self.vocab()).try_for_each(|row| found.push(row))
     }
 
@@ -158,7 +179,7 @@ const CONFIG: BatchConfig = BatchConfig {
     context: 256,
     rows: 128,
     logits: 64,
-    uniform: false,
+    reproducible: Reproducible::No,
 };
 
 /// Steps over a model that fails in step `fails_in`, if any.
@@ -167,5 +188,5 @@ fn steps(fails_in: Option<usize>) -> Steps {
         fails_in,
         ..FakeRows::new(CONFIG, true)
     };
-    Steps::start(model, true, None).unwrap()
+    Steps::start(model).unwrap()
 }

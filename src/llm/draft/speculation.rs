@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::llm::Cancel;
 use std::time::{Duration, Instant};
 
-/// Drafting must promise to be this many times as fast as single steps.
+/// Drafts are used only if their expected speed is at least this many times that of single steps.
 const GAIN: f64 = 1.1;
 /// Assumed cost of each further row of a run before any is measured, as a share of a single step.
 const ROW: f64 = 0.25;
@@ -13,16 +13,17 @@ const ROW: f64 = 0.25;
 const DECAY: f64 = 0.9;
 /// The time of a run counts as unknown after this many others.
 const STALE: usize = 256;
-/// Share of the time that may be spent to watch a draft that is not used.
+/// Share of the run time that may be spent on drafts that are only compared, not used.
 const WATCH: f64 = 0.01;
-/// [`Rate::all`] after a few tokens.
+/// An acceptance rate counts as known if its [`Rate::all`] exceeds this.
 const KNOWN: f64 = 3.0;
 /// Largest kind of a proposal.
 const KINDS: usize = 63;
 
-/// A draft, and how many of its tokens to use: the number that makes the most of the acceptance
-/// rate and of the times of runs, both measured as generation goes on. If drafts do not pay, the
-/// model decodes token by token, and the draft is compared with its choices.
+/// A draft, and how many of its tokens to use: the number with the highest expected speed, given
+/// the acceptance rate and the run times measured so far. If no draft pays, the model decodes token
+/// by token. The first token of some proposals is then compared with the model's choice, so that
+/// the acceptance rate stays up to date.
 pub struct Speculation {
     draft: Box<dyn Draft>,
     most: usize,
@@ -78,8 +79,8 @@ struct Rate {
 }
 
 impl Rate {
-    /// The rate of the first kind before anything is known: too low to draft before a token that is
-    /// watched is right.
+    /// Initial rate of the first kind. It is too low for drafting to start before a compared token
+    /// was right.
     const UNKNOWN: f64 = 0.3;
 
     /// A rate that the next few tokens can change.
@@ -204,7 +205,7 @@ impl Speculation {
         self.rate(self.kind).add(right);
     }
 
-    /// The rate of a kind; at first that of the kind before.
+    /// The rate of a kind. It starts with the current rate of the next lower kind.
     fn rate(&mut self, kind: usize) -> &mut Rate {
         let kind = kind.min(KINDS);
         while self.rates.len() <= kind {

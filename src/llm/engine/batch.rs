@@ -1,6 +1,6 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
-use super::candidates;
+use super::candidates::{self, RunCandidates};
 use super::device::chosen;
 use super::{Decoder, DecoderMemory, SequenceConfig, check_tokens};
 use crate::backend::{Backend, Caps, SharedBackend};
@@ -22,8 +22,8 @@ use std::sync::Arc;
 /// Tokens of a step that validates kernels: more than one row tile of most kernels.
 const SAMPLE: usize = 12;
 
-/// Rows of the plan of a uniform model: as many as kernels for a few rows compute, so that steps
-/// of few sequences cost little.
+/// Rows of the only plan with [`Reproducible::ByPlan`]: the most for which matmuls use the kernel for few rows. A
+/// larger plan would make steps of few sequences slower.
 pub const UNIFORM_ROWS: usize = 64;
 
 /// Sizes for which rows of several sequences are planned.
@@ -37,15 +37,42 @@ pub struct BatchConfig {
     pub rows: usize,
     /// Maximum number of rows of a step with logits.
     pub logits: usize,
-    /// Steps of all sizes use one plan. On devices whose kernels depend on the number of rows, the
-    /// results of a row then do not depend on the step.
-    pub uniform: bool,
+    /// Whether each sequence gets the results that it would get alone, and how.
+    pub reproducible: Reproducible,
+}
+
+/// How the results of a row become independent of the other rows of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reproducible {
+    /// They may depend on them.
+    #[default]
+    No,
+    /// A sequence's tokens are fed in chunks that give the results that it would get alone. For
+    /// native devices, where results depend only on how the tokens of one sequence are grouped.
+    ByChunks,
+    /// Steps of all sizes use one plan, and so the same kernels. For devices that compute rows
+    /// independently, with kernels that depend on the number of rows.
+    ByPlan,
+}
+
+impl Reproducible {
+    /// The way of a device, if results are to be reproducible.
+    pub fn on(caps: &Caps, wanted: bool) -> Self {
+        match (wanted, caps.profile.is_native()) {
+            (false, _) => Self::No,
+            (true, true) => Self::ByChunks,
+            (true, false) => Self::ByPlan,
+        }
+    }
 }
 
 impl BatchConfig {
     /// Minimum of `rows` with which all sequences make progress.
     pub fn least_rows(&self) -> usize {
-        if self.uniform { UNIFORM_ROWS } else { 2 * PAGE }
+        match self.reproducible {
+            Reproducible::ByPlan => UNIFORM_ROWS,
+            _ => 2 * PAGE,
+        }
     }
 }
 
@@ -60,8 +87,8 @@ pub struct Span<'a> {
     pub pages: &'a [u32],
     /// How many of the last tokens need logits.
     pub logits: usize,
-    /// Each token is computed as if it were the only one of its sequence in the step. A token that
-    /// was generated, and is fed again, then gets the same keys and values as before.
+    /// Computes each token as if it were the only one of its sequence in the step. So generated
+    /// tokens that are fed again, several at once, get the same keys and values as before.
     pub alone: bool,
 }
 
@@ -73,21 +100,24 @@ pub trait RowModel: Send {
     /// Vocabulary size: entries per row of logits.
     fn vocab(&self) -> usize;
 
-    /// Runs one step. Spans must not write the same rows of the cache. Afterwards the rows of
-    /// logits are those that the spans asked for, in order; one row if none did.
+    /// Runs one step of 1 to [`BatchConfig::rows`] tokens. No two spans may write the same row of
+    /// the cache. Afterwards there is one row of logits for each token for which a span asks
+    /// ([`Span::logits`]), in order, or a single row if none does. After an error, the contents of
+    /// the cache are unspecified.
     fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()>;
 
-    /// Appends `rows` rows of logits of the last step, from row `first` on.
+    /// Appends `rows` rows of logits of the last step to `logits`, starting with row `first`. Each
+    /// has [`RowModel::vocab`] elements.
     fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()>;
 
-    /// Appends the ID of the largest logit of each row of the last step.
-    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()>;
+    /// Appends the IDs of the largest logits of rows of the last step.
+    fn most_likely(&mut self, first: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()>;
 
     /// See [`LanguageModel::finds_candidates`](crate::llm::LanguageModel::finds_candidates).
     fn finds_candidates(&self) -> bool;
 
-    /// Appends the candidates of each row of the last step.
-    fn candidates(&mut self, found: &mut Candidates) -> Result<()>;
+    /// Appends the candidates of rows of the last step.
+    fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()>;
 
     /// Copies pages of the cache in order, each from the first to the second.
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()>;
@@ -172,7 +202,7 @@ impl Tables {
         let mut done = 0;
         while done < span.tokens.len() {
             let position = span.start + done;
-            // Tiles depend on positions alone, so that results do not depend on the step.
+            // Tiles end at multiples of TILE_ROWS positions, however a prompt is split into steps.
             let most = if span.alone {
                 1
             } else {
@@ -239,7 +269,7 @@ impl Tables {
 impl Decoder {
     /// Numbers of rows with plans of their own, ascending.
     fn row_plans(caps: &Caps, config: &BatchConfig) -> Vec<usize> {
-        if config.uniform {
+        if config.reproducible == Reproducible::ByPlan {
             return vec![config.rows];
         }
         let lengths = SequenceConfig {
@@ -290,6 +320,17 @@ impl Decoder {
     }
 }
 
+/// The last step.
+#[derive(Clone, Copy, Debug)]
+struct Ran {
+    plan: usize,
+    /// Rows with logits.
+    rows: usize,
+    /// Whether their most likely tokens and their candidates were read.
+    ids: bool,
+    candidates: bool,
+}
+
 /// A decoder on a device that runs rows of several sequences.
 #[derive(Debug)]
 pub struct BatchModel {
@@ -299,16 +340,18 @@ pub struct BatchModel {
     /// Maximum rows of each plan, ascending.
     most: Vec<usize>,
     tables: Tables,
-    /// The plan of the last step, and its number of rows with logits.
-    ran: Option<(usize, usize)>,
+    ran: Option<Ran>,
+    /// The most likely tokens and the candidates of the last step, if they were read.
+    ids: Vec<u32>,
+    candidates: RunCandidates,
     /// A row of logits.
     row: Vec<f32>,
 }
 
 impl BatchModel {
-    /// Plans `decoder`, which has [`Logits::Chosen`](super::Logits::Chosen), for a device, uploads
-    /// its weights, and validates kernels that are not in `store`. Errors:
-    /// too little memory; a kernel without an alternative gives wrong results.
+    /// Plans `decoder`, which must have [`Logits::Chosen`](super::Logits::Chosen), for a device,
+    /// uploads its weights, and validates kernels that `store` does not know. Returns an error if
+    /// memory is short, or if a kernel without an alternative fails validation.
     pub fn load(
         decoder: Decoder,
         mut backend: SharedBackend,
@@ -339,6 +382,8 @@ impl BatchModel {
                 most: most.clone(),
                 tables: Tables::default(),
                 ran: None,
+                ids: Vec::new(),
+                candidates: RunCandidates::default(),
                 row: Vec::new(),
             };
             if first.validate(&mut backend, &program, &mut |observer| model.observe(observer))? {
@@ -379,9 +424,17 @@ impl BatchModel {
         Ok(())
     }
 
-    fn ran(&self) -> Result<(usize, usize)> {
-        self.ran
-            .ok_or_else(|| Error::internal(Stage::Run, "logits before a step"))
+    /// The last step, which has these rows of logits.
+    fn ran(&self, first: usize, rows: usize) -> Result<Ran> {
+        let wrong = |all| {
+            let what = format!("rows {first} to {} of {all} rows of logits", first + rows);
+            Error::internal(Stage::Run, what)
+        };
+        let ran = self.ran.ok_or_else(|| wrong(0))?;
+        if first + rows > ran.rows {
+            return Err(wrong(ran.rows));
+        }
+        Ok(ran)
     }
 }
 
@@ -404,34 +457,43 @@ impl RowModel for BatchModel {
         let plan = plan.ok_or_else(|| Error::internal(Stage::Run, "a step without a plan"))?;
         tables.write(&self.decoder, &mut self.executor, plan)?;
         self.executor.run(plan, &tables.bindings)?;
-        self.ran = Some((plan, tables.chosen.len()));
+        self.ran = Some(Ran {
+            plan,
+            rows: tables.chosen.len(),
+            ids: false,
+            candidates: false,
+        });
         Ok(())
     }
 
     fn logits(&mut self, first: usize, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
-        let (plan, all) = self.ran()?;
-        if first + rows > all {
-            let what = format!("rows {first} to {} of {all} rows of logits", first + rows);
-            return Err(Error::internal(Stage::Run, what));
-        }
+        let plan = self.ran(first, rows)?.plan;
         let (vocab, before) = (self.decoder.vocab, logits.len());
         logits.resize(before + rows * vocab, 0.0);
         let new = logits.get_mut(before..).unwrap_or_default();
         self.executor.read_f32(plan, "logits", first * vocab, new)
     }
 
-    fn most_likely(&mut self, ids: &mut Vec<u32>) -> Result<()> {
-        let (plan, rows) = self.ran()?;
-        if self.decoder.graph.output(TOKEN).is_some() {
-            return chosen(&mut self.executor, plan, rows, ids);
+    fn most_likely(&mut self, first: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()> {
+        let ran = self.ran(first, rows)?;
+        if self.decoder.graph.output(TOKEN).is_none() {
+            let mut row = std::mem::take(&mut self.row);
+            let mut each = first..first + rows;
+            let result = each.try_for_each(|i| {
+                row.clear();
+                self.logits(i, 1, &mut row)?;
+                ids.push(arg_max(&row)?);
+                Ok(())
+            });
+            self.row = row;
+            return result;
         }
-        let mut row = std::mem::take(&mut self.row);
-        for i in 0..rows {
-            row.clear();
-            self.logits(i, 1, &mut row)?;
-            ids.push(arg_max(&row)?);
+        if !ran.ids {
+            self.ids.clear();
+            chosen(&mut self.executor, ran.plan, ran.rows, &mut self.ids)?;
+            self.ran = Some(Ran { ids: true, ..ran });
         }
-        self.row = row;
+        ids.extend(self.ids.iter().skip(first).take(rows));
         Ok(())
     }
 
@@ -439,10 +501,17 @@ impl RowModel for BatchModel {
         candidates::are_found(&self.decoder.graph)
     }
 
-    fn candidates(&mut self, found: &mut Candidates) -> Result<()> {
-        let (plan, rows) = self.ran()?;
-        let (executor, Decoder { graph, vocab, .. }) = (&mut self.executor, &*self.decoder);
-        candidates::read(executor, plan, graph, *vocab, 0..rows, found)
+    fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()> {
+        let ran = self.ran(first, rows)?;
+        let (executor, read) = (&mut self.executor, &mut self.candidates);
+        let Decoder { graph, vocab, .. } = &*self.decoder;
+        if !ran.candidates {
+            read.read(executor, ran.plan, graph, 0..ran.rows)?;
+            let candidates = true;
+            self.ran = Some(Ran { candidates, ..ran });
+        }
+        let mut each = first..first + rows;
+        each.try_for_each(|at| read.push(executor, ran.plan, *vocab, at, found))
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {

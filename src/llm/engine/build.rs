@@ -7,7 +7,9 @@ use crate::executor::WeightSource;
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
-use crate::graph::pass::{PLACES, PassReport, Pipeline, ROW_INPUTS, ROWS, Target, keeps_cache, refusal};
+use crate::graph::pass::{
+    CHOSEN, PLACES, PassReport, Pipeline, ROW_INPUTS, ROWS, Target, keeps_cache, refusal,
+};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::llm::{mask, roles};
 use crate::shape::{Dim, Symbol};
@@ -101,10 +103,12 @@ impl DecoderBuilder {
             target.logits = Logits::All;
         }
         let passes = run_passes(&mut graph, &Pipeline::of(&target))?;
-        if target.logits == Logits::Chosen && graph.input(PLACES).is_none() {
+        let has = |name: &str| graph.input(name).is_some();
+        if self.target.logits == Logits::Chosen && !(has(PLACES) && has(CHOSEN)) {
             let why = refusal(&graph);
+            let why = why.as_deref();
             return Err(batch::refused(
-                why.as_deref().unwrap_or("its output is not logits"),
+                why.unwrap_or("it does not compute logits of each row"),
             ));
         }
         check_inputs(&graph)?;

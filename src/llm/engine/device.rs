@@ -1,6 +1,6 @@
 //! Decoders on a device.
 
-use super::candidates;
+use super::candidates::{self, RunCandidates};
 use super::plans::{PlanSet, Run, RunKind};
 use super::ring::Rings;
 use super::{Decoder, DeviceDecoder, Logits, Observe, SequenceConfig, check_room, check_rows};
@@ -24,6 +24,7 @@ pub struct DeviceModel {
     pub(super) executor: Executor,
     pub(super) set: PlanSet,
     pub(super) rings: Rings,
+    pub(super) candidates: RunCandidates,
     pub(super) len: usize,
     /// Those of the last run.
     pub(super) rows: Rows,
@@ -150,8 +151,11 @@ impl DeviceModel {
     }
 
     fn read_candidates(&mut self, plan: usize, rows: Range<usize>, found: &mut Candidates) -> Result<()> {
-        let (executor, Decoder { graph, vocab, .. }) = (&mut self.executor, &*self.decoder);
-        candidates::read(executor, plan, graph, *vocab, rows, found)
+        let (executor, read) = (&mut self.executor, &mut self.candidates);
+        let Decoder { graph, vocab, .. } = &*self.decoder;
+        read.read(executor, plan, graph, rows.clone())?;
+        rows.into_iter()
+            .try_for_each(|at| read.push(executor, plan, *vocab, at, found))
     }
 
     /// Runs one chunk of `tokens` and returns the time of each step.

@@ -1,5 +1,6 @@
 //! A decoder on a device, for any number of sequences.
 
+use super::candidates::RunCandidates;
 use super::memory::{DecoderMemory, Planned};
 use super::plans::{PlanSet, RunKind};
 use super::ring::Rings;
@@ -80,6 +81,7 @@ impl DeviceDecoder {
     pub fn model(&self) -> Result<DeviceModel> {
         Ok(DeviceModel {
             rows: Rows::default(),
+            candidates: RunCandidates::default(),
             rings: Rings::new(self.states()).map_err(|e| Error::internal(Stage::Plan, e))?,
             decoder: self.decoder.clone(),
             executor: Executor::of(&self.program)?,

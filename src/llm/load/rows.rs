@@ -6,12 +6,11 @@ use crate::backend::{Caps, SharedBackend};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::fmt::size_text;
 use crate::graph::op::paged_attention::PAGE;
-use crate::llm::engine::{BatchConfig, BatchModel, Decoder, SequenceConfig};
+use crate::llm::engine::{BatchConfig, BatchModel, Decoder, Reproducible, SequenceConfig};
 use crate::llm::folder::ModelFolder;
 use crate::note::Note;
 use crate::num;
 use crate::placement::Opened;
-use crate::quota::Quota;
 
 /// Minimum of [`BatchConfig::logits`].
 const LEAST_LOGITS: usize = 64;
@@ -19,14 +18,15 @@ const LEAST_LOGITS: usize = 64;
 /// How many sequences a model runs, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// Maximum number of texts that are generated at the same time, at least 1.
+    /// Maximum number of requests that run at the same time, at least 1. Sessions, forks and beams
+    /// are not counted.
     pub sequences: usize,
     /// Size of the cache in tokens, for all sequences together; at least the context length. `None`
     /// selects `sequences` times the context length, limited to half of the memory that the model
     /// leaves.
     pub tokens: Option<usize>,
-    /// Each sequence gets exactly the tokens that it gets alone, whatever else runs. On GPUs this
-    /// costs speed, since steps of all sizes use the same kernels.
+    /// Each sequence gets exactly the tokens that it would get alone, whatever else runs. On GPUs,
+    /// steps of all sizes then use the same kernels, which slows prompts and small steps.
     pub reproducible: bool,
 }
 
@@ -49,8 +49,6 @@ pub struct LoadedRows {
     pub place: PlaceName,
     /// Warnings raised while loading, one sentence each.
     pub notes: Vec<Note>,
-    /// What calls may consume.
-    pub quota: Quota,
 }
 
 impl LoadedRows {
@@ -60,12 +58,11 @@ impl LoadedRows {
     pub fn new(folder: &ModelFolder, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
         options.check()?;
         batch.check()?;
-        let quota = options.limits.quota();
-        let _call = quota.enter();
+        let _call = options.limits.quota().enter();
         let backend = match options.place.open()? {
             Opened::Device(backend) => backend,
             Opened::Host { .. } => {
-                let what = "the host runs one sequence at a time; use a device";
+                let what = "the interpreter runs one sequence at a time; choose another backend";
                 return Err(Error::other(Stage::Plan, what).of_kind(ErrorKind::Unsupported));
             }
         };
@@ -87,7 +84,6 @@ impl LoadedRows {
             place: PlaceName::of(&caps),
             model,
             notes,
-            quota,
         })
     }
 }
@@ -115,11 +111,11 @@ fn config(
         context,
         rows: 0,
         logits: 0,
-        uniform: batch.reproducible && !caps.profile.is_native(),
+        reproducible: Reproducible::on(caps, batch.reproducible),
     };
-    config.rows = match config.uniform {
-        true => config.least_rows(),
-        false => SequenceConfig::of(usize::MAX)
+    config.rows = match config.reproducible {
+        Reproducible::ByPlan => config.least_rows(),
+        _ => SequenceConfig::of(usize::MAX)
             .on(caps)
             .chunk
             .max(config.least_rows()),
@@ -151,7 +147,7 @@ fn config(
     config.pages = match batch.tokens.map(|t| t.div_ceil(PAGE)) {
         Some(pages) if pages < least => {
             let tokens = batch.tokens.unwrap_or(0);
-            let what = format!("{tokens} tokens are less than the context, {context}");
+            let what = format!("{tokens} is too small; expected at least the context length, {context}");
             return Err(Error::usage("tokens", what));
         }
         Some(pages) if pages > fit => return too_large("tokens", pages),

@@ -30,7 +30,7 @@ fn steps(model: &Path, device: &Device) -> Result<Steps> {
         reproducible: true,
     };
     let loaded = LoadedRows::new(&folder, &options, &batch)?;
-    Steps::start(loaded.model, true, Some(loaded.quota))
+    Steps::start(loaded.model)
 }
 
 /// What a sequence generates in a random schedule: prompts, of which some begin alike, tokens,

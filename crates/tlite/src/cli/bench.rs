@@ -19,6 +19,7 @@ use speculation::DraftLine;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::graph::op::paged_attention::PAGE;
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
@@ -51,13 +52,15 @@ Columns:
 Columns with --parallel:
   pp tokens/s  prompt tokens of all sequences, until each has its first token
   tg tokens/s  decoded tokens of all sequences after that
-  tokens/s     prompt and decoded tokens, over both times
+  tokens/s     prompt and decoded tokens of all sequences, over the whole test
   step ms      time of a step in which each sequence decodes one token
 
 Columns with --draft or --draft-model:
-  plain, draft  decoded tokens/s without and with drafts; ratio is that of both, worst the
-                lowest ratio of a prompt
-  different     answers that differ, because two tokens were almost equally likely
+  tokens        decoded tokens of one run over all prompts of a kind
+  plain, draft  decoded tokens/s without and with drafts
+  ratio, worst  draft over plain: for all prompts, and for the prompt where it is lowest
+  drafted       tokens that the draft proposed; accepted is the share that the model kept
+  different     answers that differ from those without drafts, after a near-tie of two tokens
 
 ";
 
@@ -65,10 +68,10 @@ Columns with --draft or --draft-model:
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
 /// starting with an empty context; tgN@D starts after D tokens. With --parallel, several sequences
-/// share the runs of the model. With --draft or --draft-model, built-in prompts are answered with
-/// and without drafts, in up to the first --decode tokens (default: 256). Each test runs once to
-/// warm up, then --repeat times. After Ctrl-C, the results so far are shown and the exit code is
-/// 130.
+/// share each run of the model. With --draft or --draft-model, built-in prompts are answered with
+/// and without drafts; the first value of --decode limits each answer (default: 256 tokens). Each
+/// test runs once to warm up, then --repeat times. After Ctrl-C, the results so far are shown and
+/// the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",
@@ -100,10 +103,10 @@ pub struct Args {
         conflicts_with_all = ["draft", "draft_model"]
     )]
     depth: Vec<usize>,
-    /// Run N sequences at once, each with the first --prefill and --decode (128 by default)
+    /// Run N sequences at once, with the first value of --prefill and --decode [default: 128 each]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with_all = ["depth", "draft", "draft_model"])]
     parallel: Vec<NonZeroUsize>,
-    /// With --parallel: give each sequence exactly the tokens it gets alone (slower on GPUs)
+    /// With --parallel: each sequence gets exactly the tokens it would get alone (slower on GPUs)
     #[arg(long, requires = "parallel")]
     reproducible: bool,
     #[command(flatten)]
@@ -304,25 +307,25 @@ fn run_parallel(
     let context = folder.context(options.context)?;
     check_fits("--decode", tokens, context)?;
     // No more memory than the test needs.
-    options.context = options.context.or(Some(tokens));
+    let cached = options.context.unwrap_or(tokens);
+    options.context = Some(cached);
     options.greedy = true;
     let most = args.parallel.iter().map(|n| n.get()).max().unwrap_or(1);
     let batch = BatchOptions {
         sequences: most,
-        tokens: None,
+        // A smaller cache would measure tokens that are fed again.
+        tokens: Some(most.saturating_mul(tokens.next_multiple_of(PAGE)).max(cached)),
         reproducible: args.reproducible,
     };
-    let LoadedRows {
-        model,
-        place,
-        notes,
-        quota,
-    } = LoadedRows::new(folder, &options, &batch).map_err(|e| match e.kind() {
-        ErrorKind::Unsupported if !e.is_usage() => Error::usage("parallel", e.chain()).of_kind(e.kind()),
-        _ => e,
-    })?;
+    let LoadedRows { model, place, notes } =
+        LoadedRows::new(folder, &options, &batch).map_err(|e| match e.kind() {
+            ErrorKind::Unsupported | ErrorKind::OutOfMemory => {
+                Error::usage("parallel", e.chain()).of_kind(e.kind())
+            }
+            _ => e,
+        })?;
     print_notes(&notes);
-    let steps = Steps::start(model, args.reproducible, Some(quota))?;
+    let steps = Steps::start(model)?;
     let runs = args
         .parallel
         .len()
@@ -422,7 +425,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     if args.drafts.most() > 0 {
         if args.model.is_random() {
-            let what = "has no tokenizer, which drafts need for their prompts; name a model";
+            let what = "has no tokenizer, which the prompts for drafts need; name a model instead";
             return Err(Error::usage("--random", what));
         }
         return run_drafts(args, &folder, options, interrupt);

@@ -22,9 +22,10 @@ pub enum DraftKind {
 pub struct DraftOptions {
     /// Speculative decoding with this kind of draft
     ///
-    /// The model verifies the drafted tokens in one run and keeps those it would choose itself. If
-    /// two tokens are almost equally likely, the choice may differ from decoding without a draft.
-    /// The number of drafted tokens follows the acceptance rate and the measured times of runs.
+    /// The model verifies the drafted tokens in one run and keeps those that it would have chosen.
+    /// If two tokens are almost equally likely, the choice may differ from that without a draft.
+    /// The length of drafts adapts to their acceptance rate and to measured run times; if drafts do
+    /// not pay, none are used.
     #[arg(
         long,
         value_enum,

@@ -1,9 +1,10 @@
-//! Sampling from the likeliest tokens needs few logits of a row: additional outputs hold the
-//! largest ones, their indices and what normalizes them.
+//! Top-k sampling needs few logits of a row. Additional outputs hold the [`COUNT`] largest, their
+//! indices, and the log-sum-exp of the row, which normalizes them.
 //!
-//! A row is split into parts. The largest elements of a row lie in the parts with the largest
-//! maxima: if an element comes after those of all these parts, as many others come before it. So
-//! only these parts are searched, in their order in the row, and the first of equal elements wins.
+//! A row is split into parts, and only the [`COUNT`] parts with the largest maxima are searched.
+//! This is enough: an element of another part comes after all these maxima, that is, after at least
+//! [`COUNT`] elements. Parts are searched in the order of the row, so that the first of equal
+//! elements wins.
 
 use super::parts::{Nodes, logits, parts};
 use crate::error::Result;
@@ -18,8 +19,8 @@ use crate::tensor::{DType, HostTensor};
 
 pub const CANDIDATES: Pass = Pass {
     name: "candidates",
-    does: "adds outputs with the largest logits, their indices and what normalizes them",
-    refuses: "a vocabulary of unknown size, and small or very large ones",
+    does: "adds outputs with the 64 largest logits, their indices and the log-sum-exp",
+    refuses: "vocabularies of unknown size, of less than 4096 entries, or too large to search",
     run,
 };
 

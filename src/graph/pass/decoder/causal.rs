@@ -47,7 +47,7 @@ fn find(g: &Graph, masks: &mut Masks, id: NodeId) -> Option<(Attention, Option<V
         return None;
     };
     let past = keys.sub(rows).ok()?;
-    // Windows are for one sequence, as caches that keep only a window are.
+    // Windows need a batch axis of size 1, as ring caches do. Rows of several sequences have it.
     let mut replaced = |mask: ValueId| -> Option<Visible> {
         let visible = masks.visible(g, mask, &past);
         (visible.exact && (visible.window.is_none() || batch.is(1))).then_some(visible)

@@ -1,7 +1,7 @@
 //! Generation needs only the last logits: the matmul that makes the output `logits` computes the
 //! last row, the last rows of a number given by the size of an input, or rows that an input lists.
 
-use super::rows::{CHOSEN, added};
+use super::rows::{CHOSEN, added, rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::gather::Gather;
 use crate::graph::op::matmul::MatMul;
@@ -10,9 +10,9 @@ use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
 use crate::graph::pass::Pass;
-use crate::graph::pass::pattern::{input, only_reader, producer, scalar, shape, transposed};
+use crate::graph::pass::pattern::{input, only_reader, producer, shape, transposed};
 use crate::graph::{Edit, Graph, Op, ValueId};
-use crate::shape::{Dim, Fact, Shape, Symbol};
+use crate::shape::{Dim, Fact, Known, Shape, Symbol};
 use crate::tensor::DType;
 
 pub const LAST_ROW: Pass = Pass {
@@ -82,41 +82,33 @@ fn cut(edit: &mut Edit<'_>, kept: Kept) -> Result<()> {
     };
     let (x, op, mut inputs) = (input(node, 0), node.op.clone(), node.inputs.clone());
     let (name, origin) = (node.name.clone(), node.origin.clone());
+    let size = x.and_then(|x| Some(shape(edit, x)?.get(usize::try_from(axis).ok()?)?.clone()));
+    if kept == Kept::Chosen && size != rows(edit) {
+        log::debug!("no rows of the logits are chosen: \"{name}\" does not compute all");
+        return Ok(());
+    }
     if !edit.begin("only some rows of the logits are computed") {
         return Ok(());
     }
-    let start = match kept {
-        Kept::Tail => Some(minus_rows(edit, &name, &origin, x, axis)?),
-        Kept::Last => Some(edit.add_int(&format!("{name}/last_row/start"), -1)?),
-        Kept::Chosen => {
-            let chosen = added(edit, CHOSEN, DType::I32, vec![Dim::from(&Symbol::new(CHOSEN))])?;
-            let row = edit.add_value(&format!("{name}/chosen_rows"), None);
-            let gather = Box::new(Gather { axis });
-            let operands = vec![x, Some(chosen)];
-            edit.add_node(
-                &format!("{name}/chosen_rows"),
-                origin.clone(),
-                gather,
-                operands,
-                vec![row],
-            );
-            if let Some(first) = inputs.first_mut() {
-                *first = Some(row);
-            }
-            edit.replace_node(id, op, inputs, origin);
-            return Ok(());
-        }
+    let (what, op_of_rows, operands): (_, Box<dyn Op>, _) = if kept == Kept::Chosen {
+        let chosen = added(edit, CHOSEN, DType::I32, vec![Dim::from(&Symbol::new(CHOSEN))])?;
+        ("chosen_rows", Box::new(Gather { axis }), vec![x, Some(chosen)])
+    } else {
+        let start = match kept {
+            Kept::Tail => minus_rows(edit, &name, &origin, x, axis)?,
+            _ => edit.add_int(&format!("{name}/last_row/start"), -1)?,
+        };
+        let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/last_row/{what}"), v);
+        let (end, axes) = (list("end", i64::MAX)?, list("axes", axis)?);
+        (
+            "last_row",
+            Box::new(Slice),
+            vec![x, Some(start), Some(end), Some(axes)],
+        )
     };
-    let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/last_row/{what}"), v).map(Some);
-    let (end, axes) = (list("end", i64::MAX)?, list("axes", axis)?);
-    let row = edit.add_value(&format!("{name}/last_row"), None);
-    edit.add_node(
-        &format!("{name}/last_row"),
-        origin.clone(),
-        Box::new(Slice),
-        vec![x, start, end, axes],
-        vec![row],
-    );
+    let name = format!("{name}/{what}");
+    let row = edit.add_value(&name, None);
+    edit.add_node(&name, origin.clone(), op_of_rows, operands, vec![row]);
     if let Some(first) = inputs.first_mut() {
         *first = Some(row);
     }
@@ -124,12 +116,17 @@ fn cut(edit: &mut Edit<'_>, kept: Kept) -> Result<()> {
     Ok(())
 }
 
-/// The operand from which row-wise elementwise operators with constants (a cast, soft-capping)
-/// compute `v`.
+/// The operand from which elementwise operators with constants that are the same for all rows (a
+/// bias, a cast, soft-capping) compute `v`.
 fn behind(g: &Graph, mut v: ValueId) -> ValueId {
     let consumers = g.consumers();
+    let same = |v: ValueId| {
+        let fact = g.value(v).fact.as_ref();
+        let constant = fact.filter(|fact| matches!(fact.known, Known::Const(_)));
+        constant.is_some_and(|fact| fact.shape.0.iter().rev().skip(1).all(|d| d.is(1)))
+    };
     while let Some((_, node, _)) = producer::<Pointwise>(g, v) {
-        let mut data = node.inputs.iter().flatten().filter(|i| scalar(g, **i).is_none());
+        let mut data = node.inputs.iter().flatten().filter(|i| !same(**i));
         let (Some(x), None) = (data.next(), data.next()) else {
             break;
         };

@@ -1,9 +1,9 @@
 //! Positions of rows become an input.
 //!
-//! A graph can compute positions from the length of its cache, or from a mask of ones. Rows of
-//! several sequences have positions of their own. So the input [`POSITIONS`] replaces every integer
-//! value that is proved to hold `past`, `past + 1`, ..., one for each row. Runs after the passes
-//! that derive causality and windows from positions.
+//! A graph may compute positions from the length of its cache or from a mask of ones. That is wrong
+//! for rows of several sequences, each of which has its own position. So the input [`POSITIONS`]
+//! replaces every integer value that provably holds `past`, `past + 1`, ..., one for each row. The
+//! pass runs after those that derive causality and windows from positions.
 
 use super::masks::Masks;
 use super::rows::{added, rows};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub const ROW_POSITIONS: Pass = Pass {
     name: "positions",
     does: "replaces positions that the graph computes by an input",
-    refuses: "values that are not proved to be positions",
+    refuses: "values that cannot be proved to be positions",
     run,
 };
 

@@ -1,11 +1,11 @@
 //! Rows of several sequences in one run: the cache becomes a pool of pages, appends become
-//! scatters, and attention follows the pages of each sequence.
+//! scatters, and attention follows the page table of each sequence.
 //!
-//! A *row* is a token of a sequence. The new inputs say for each row where it is stored
-//! ([`PLACES`]), and for rows of one sequence what they see ([`TILES`], [`PAGES`]); the logits of
-//! chosen rows are computed ([`CHOSEN`]). Positions must be an input, which the pass `positions`
-//! makes them. No other value may depend on the length of the cache, since sequences have different
-//! ones. Attention may have a window, but the pool keeps whole sequences.
+//! A *row* is a token of a sequence. The new inputs tell where each row is stored ([`PLACES`]),
+//! which keys the rows of each sequence see ([`TILES`], [`PAGES`]) and which rows need logits
+//! ([`CHOSEN`]). Positions must already be an input (pass `positions`). No other value may depend
+//! on the length of the cache, since sequences differ in length. Attention may have a window, but
+//! the pool keeps whole sequences.
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::attention::Attention;
@@ -23,17 +23,17 @@ use std::collections::{BTreeSet, HashSet};
 
 pub const ROW_POOL: Pass = Pass {
     name: "rows",
-    does: "turns a decoder of one sequence into one of rows of several, with a cache in pages",
+    does: "makes a decoder of one sequence run rows of several, with a paged cache",
     refuses: "masks; values other than caches that depend on the length of the cache",
     run,
 };
 
-/// For each row the row of the pool where its keys and values are stored, `i32 [rows]`; negative
-/// for none.
+/// For each row of a run, the row of the pool that stores its keys and values, `i32 [rows]`. A row
+/// with a negative number is not stored.
 pub const PLACES: &str = "row_places";
-/// `i32 [tiles, 4]`; see [`PagedAttention`].
+/// Rows of one sequence each, `i32 [tiles, 4]`; see [`crate::graph::op::paged_attention`].
 pub const TILES: &str = "row_tiles";
-/// `i32 [pages]`; see [`PagedAttention`].
+/// The page tables of all sequences in turn, `i32 [pages]`; see the same module.
 pub const PAGES: &str = "row_pages";
 /// The rows whose logits are computed, `i32 [chosen]`.
 pub const CHOSEN: &str = "chosen_rows";
@@ -115,7 +115,7 @@ pub fn refusal(g: &Graph) -> Option<String> {
     let past = &first.past;
     if let Some(s) = g.states().iter().find(|s| s.past != *past) {
         let name = &g.value(s.input).name;
-        return Some(format!("the cache \"{name}\" has a length of its own"));
+        return Some(format!("the cache \"{name}\" has a different length"));
     }
     let inputs: HashSet<ValueId> = g.states().iter().map(|s| s.input).collect();
     let outputs: HashSet<ValueId> = g.states().iter().map(|s| s.output).collect();
@@ -130,21 +130,21 @@ pub fn refusal(g: &Graph) -> Option<String> {
             .filter_map(|(i, v)| Some((i, (*v)?)))
         {
             if inputs.contains(&v) && appends.is_none() {
-                return what("it reads a cache");
+                return what("it reads a cache before new rows are appended");
             }
             if outputs.contains(&v) && !(attends.is_some() && (i == 1 || i == 2)) {
-                return what("it reads a cache, but is not attention");
+                return what("only attention may read a cache");
             }
         }
         if appends.is_some_and(|axis| axis != 1) {
-            return what("the cache does not grow along axis 1");
+            return what("expected a cache that grows along axis 1");
         }
         let Some(op) = attends else { continue };
         let cached = [1, 2]
             .iter()
             .all(|i| input(node, *i).is_some_and(|v| outputs.contains(&v)));
         if !cached || !op.causal || input(node, 3).is_some() {
-            return what("it is not causal attention to a cache alone");
+            return what("expected causal attention over a cache, without a mask");
         }
     }
     let results = g.nodes().flat_map(|(_, n)| &n.outputs);

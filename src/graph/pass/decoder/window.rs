@@ -1,9 +1,10 @@
 //! Sliding windows: if a mask hides all but the latest keys, the attention gets the window as an
-//! attribute. In runs of one sequence, a cache that only such attentions read becomes a ring that
-//! keeps no more rows than the window.
+//! attribute. In sessions of one sequence, a cache that only such attentions read becomes a ring:
+//! it needs room for the window and the new rows of one run.
 //!
-//! The mask stays, since it may hide more. A mask that is a model input gives no information, but a
-//! mask combined with it does.
+//! The mask stays, since it may hide more. A mask that is only a model input tells nothing about
+//! its elements; if the graph combines it with a mask that it computes, the window of the latter is
+//! found.
 
 use super::masks::Masks;
 use crate::error::Result;

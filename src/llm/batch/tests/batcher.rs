@@ -61,8 +61,17 @@ fn requests_get_what_they_get_alone() {
         assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), seed, 30), "{seed}");
         assert_eq!(ticket.finish(), Some(Finish::MaxTokens));
         let metrics = ticket.metrics();
-        assert_eq!((metrics.prompt_tokens, metrics.tokens), (prompt(seed).len(), 30));
+        let fed = metrics.prompt_tokens + metrics.reused_tokens;
+        assert_eq!((fed, metrics.tokens), (prompt(seed).len(), 30));
     }
+    let again = || {
+        let mut ticket = batcher.submit(prompt(19).as_slice(), request(1)).unwrap();
+        ticket.text().unwrap();
+        ticket.metrics()
+    };
+    again();
+    let metrics = again();
+    assert_eq!((metrics.prompt_tokens, metrics.reused_tokens), (27, 128));
 }
 
 #[test]
@@ -95,7 +104,7 @@ fn cancelled_requests_end_wherever_they_are() {
         time: Duration::from_millis(2),
         ..FakeRows::new(CONFIG, true)
     };
-    let (_dir, batcher) = over(1, Steps::start(model, true, None).unwrap());
+    let (_dir, batcher) = over(1, Steps::start(model).unwrap());
     let mut running = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
     running.next().unwrap().unwrap();
     let all = Cancel::default();

@@ -3,9 +3,10 @@
 use super::{CONFIG, Cell, FakeRows, VOCAB, next};
 use crate::error::ErrorKind;
 use crate::graph::op::paged_attention::{CUT, PAGE};
-use crate::llm::batch::scheduler::{Scheduler, SequenceId, Step, StepOutput};
+use crate::llm::batch::scheduler::{Scheduler, SequenceId};
 use crate::llm::batch::sequence::Wanted;
-use crate::llm::engine::{BatchConfig, RowModel};
+use crate::llm::batch::step::{Step, StepOutput};
+use crate::llm::engine::{BatchConfig, Reproducible, RowModel};
 use crate::llm::sampler::SplitMix64;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -55,10 +56,12 @@ struct Run {
     random: SplitMix64,
     sequences: HashMap<SequenceId, Expected>,
     fails: bool,
-    /// Numbers of answers, of pages copied, of jobs cancelled in a step, and of rows and tokens.
+    /// Numbers of answers, of pages copied, of jobs cancelled in a step, of jobs whose results could
+    /// not be read, and of rows and tokens.
     answers: usize,
     copies: usize,
     cancels: usize,
+    unread: usize,
     rows: usize,
     tokens: usize,
 }
@@ -68,19 +71,22 @@ impl Run {
         let mut random = SplitMix64::new(seed);
         let mut below = |n: u64| usize::try_from(random.next_u64() % n).unwrap();
         let context = 70 + below(300);
-        let (exact, uniform) = [(true, false), (false, false), (false, true)][below(3)];
+        let ways = [Reproducible::No, Reproducible::ByChunks, Reproducible::ByPlan];
+        let reproducible = ways[below(3)];
+        let exact = reproducible == Reproducible::ByChunks;
         let mut config = BatchConfig {
             pages: context.div_ceil(PAGE) + below(8),
             context,
             rows: 128,
-            logits: 64,
-            uniform,
+            // Drafts have up to 5 rows.
+            logits: [64, 6][below(2)],
+            reproducible,
         };
-        if uniform {
-            (config.rows, config.logits) = (config.least_rows(), config.least_rows());
+        if reproducible == Reproducible::ByPlan {
+            config.rows = config.least_rows();
         }
         Self {
-            scheduler: Scheduler::new(config, exact),
+            scheduler: Scheduler::new(config),
             model: FakeRows::new(config, exact),
             step: Step::default(),
             fails: below(4) == 0,
@@ -89,6 +95,7 @@ impl Run {
             answers: 0,
             copies: 0,
             cancels: 0,
+            unread: 0,
             rows: 0,
             tokens: 0,
         }
@@ -164,7 +171,10 @@ impl Run {
                 assert!(self.scheduler.cancel(id), "no step is running");
                 self.dropped(id);
             }
-            6 if self.fails && self.below(8) == 0 => self.model.fails_in = Some(0),
+            6 if self.fails && self.below(4) == 0 => match self.below(2) {
+                0 => self.model.fails_in = Some(0),
+                _ => self.model.unread_in = Some(self.below(3)),
+            },
             // A draft, or a token.
             n @ 7..9 => {
                 if let Some(id) = self.idle() {
@@ -204,21 +214,16 @@ impl Run {
         self.rows += self.step.tokens.len();
         let result = self.model.step(&mut self.step.spans());
         let mut answered = Vec::new();
-        let mut found = StepOutput::default();
-        self.model.most_likely(&mut found.ids).unwrap();
+        let (mut found, mut unread) = (StepOutput::default(), 0);
         match result {
             Ok(()) => {
-                self.model.candidates(&mut found.candidates).unwrap();
-                let mut first = 0;
-                for part in &self.step.parts {
-                    if part.wanted == Wanted::Logits {
-                        self.model.logits(first, part.outputs, &mut found.logits).unwrap();
-                    }
-                    first += part.outputs;
-                }
+                found.read(&mut self.model, &self.step);
+                self.unread += found.failed.len();
+                unread = found.failed.len();
                 let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
                 let mut done = |id| answered.push(id);
-                self.scheduler.finish(&self.step, &found, vocab, time, &mut done);
+                self.scheduler
+                    .finish(&self.step, &mut found, vocab, time, &mut done);
             }
             Err(e) => self.scheduler.fail(&self.step, &e, &mut |id| answered.push(id)),
         }
@@ -226,8 +231,13 @@ impl Run {
             let answer = self.scheduler.answer(id).unwrap();
             if let Some(e) = answer.error.take() {
                 let interrupted = e.kind() == ErrorKind::Interrupted && cancelled == Some(id);
-                assert!(interrupted || e.kind() == ErrorKind::DeviceLost, "{e}");
+                let is_unread = e.kind() == ErrorKind::Other;
+                assert!(
+                    interrupted || is_unread || e.kind() == ErrorKind::DeviceLost,
+                    "{e}"
+                );
                 self.cancels += usize::from(interrupted);
+                unread -= usize::from(is_unread);
                 self.dropped(id);
                 continue;
             }
@@ -244,12 +254,20 @@ impl Run {
             assert_eq!(ids, want, "sequence {id}");
             self.answers += 1;
         }
+        assert_eq!(unread, 0, "each of these jobs ends, and no other");
     }
 }
 
 #[test]
 fn every_sequence_gets_what_it_gets_alone() {
-    let [mut answers, mut copies, mut cancels, mut again, mut shared] = [0; 5];
+    let [
+        mut answers,
+        mut copies,
+        mut cancels,
+        mut unread,
+        mut again,
+        mut shared,
+    ] = [0; 6];
     for seed in 0..10_000 {
         let mut run = Run::new(seed);
         for _ in 0..60 {
@@ -261,6 +279,7 @@ fn every_sequence_gets_what_it_gets_alone() {
         answers += run.answers;
         copies += run.copies;
         cancels += run.cancels;
+        unread += run.unread;
         again += usize::from(run.rows > run.tokens);
         shared += usize::from(run.rows < run.tokens);
         for id in run.sequences.keys() {
@@ -273,19 +292,56 @@ fn every_sequence_gets_what_it_gets_alone() {
         answers > 50_000,
         copies > 1000,
         cancels > 1000,
+        unread > 1000,
         again > 1000,
         shared > 1000,
     ];
-    let found = format!("{answers} {copies} {cancels} {again} {shared}");
-    assert_eq!(happened, [true; 5], "{found}");
+    let found = format!("{answers} {copies} {cancels} {unread} {again} {shared}");
+    assert_eq!(happened, [true; 6], "{found}");
+}
+
+/// Decoding that asks for all rows with results leaves one for prompts.
+#[test]
+fn prompts_end_beside_decoding_that_fills_a_step() {
+    let config = BatchConfig {
+        pages: 32,
+        logits: 4,
+        ..CONFIG
+    };
+    let mut scheduler = Scheduler::new(config);
+    let (mut step, mut found) = (Step::default(), StepOutput::default());
+    let mut model = FakeRows::new(config, false);
+    let decoding: Vec<SequenceId> = (0..4).map(|_| scheduler.open()).collect();
+    let prompt = scheduler.open();
+    scheduler.queue(prompt, &[1; 150], 1, Wanted::Candidates);
+    for steps in 0.. {
+        assert!(steps < 20, "the prompt waits for ever");
+        for id in &decoding {
+            if scheduler.answer(*id).is_some() || steps == 0 {
+                scheduler.queue(*id, &[2], 1, Wanted::MostLikely);
+            }
+        }
+        scheduler.plan(&mut step);
+        model.step(&mut step.spans()).unwrap();
+        found.read(&mut model, &step);
+        let time = Duration::from_millis(1);
+        scheduler.finish(&step, &mut found, VOCAB as usize, time, &mut |_| {});
+        if scheduler.answer(prompt).is_some() {
+            break;
+        }
+    }
 }
 
 /// Within a page, and after the first tokens.
 #[test]
 fn planning_a_step_allocates_nothing() {
     let config = BatchConfig { pages: 32, ..CONFIG };
-    for exact in [false, true] {
-        let mut scheduler = Scheduler::new(config, exact);
+    for reproducible in [Reproducible::No, Reproducible::ByChunks] {
+        let config = BatchConfig {
+            reproducible,
+            ..config
+        };
+        let mut scheduler = Scheduler::new(config);
         let ids: Vec<SequenceId> = (0..8).map(|_| scheduler.open()).collect();
         let (mut step, mut found) = (Step::default(), StepOutput::default());
         let mut decode = |tokens: &[u32]| {
@@ -296,7 +352,7 @@ fn planning_a_step_allocates_nothing() {
                 scheduler.plan(&mut step);
                 found.ids.resize(step.outputs, 1);
                 let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
-                scheduler.finish(&step, &found, vocab, time, &mut |_| {});
+                scheduler.finish(&step, &mut found, vocab, time, &mut |_| {});
             }
             for id in &ids {
                 assert_eq!(scheduler.answer(*id).unwrap().ids, [1]);

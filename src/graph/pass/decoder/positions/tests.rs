@@ -180,24 +180,26 @@ fn other_numbers_stay_and_are_refused() {
         assert_eq!(graph.input(POSITIONS), None);
         refusal(&graph)
     };
-    let shape = |name: &str, why: &str| Some(format!("node \"{name}\" (Shape): it reads a cache{why}"));
+    const BEFORE: &str = "it reads a cache before new rows are appended";
+    const AFTER: &str = "only attention may read a cache";
+    let shape = |name: &str, why: &str| Some(format!("node \"{name}\" (Shape): {why}"));
     // Every other position; one more than positions; positions of all keys; a length.
     let apart = stays(&|b| {
         let twice = b.binary(Binary::Add, b.total, b.total);
         let end = b.binary(Binary::Sub, twice, b.past);
         b.range(b.past, end, 2)
     });
-    assert_eq!(apart, shape("past", ""));
+    assert_eq!(apart, shape("past", BEFORE));
     let shifted = stays(&|b| {
         let one = b.int(1);
         let ends = [b.past, b.total].map(|v| b.binary(Binary::Add, v, one));
         b.range(ends[0], ends[1], 1)
     });
-    assert_eq!(shifted, shape("past", ""));
+    assert_eq!(shifted, shape("past", BEFORE));
     let keys = stays(&|b| {
         let zero = b.int(0);
         b.range(zero, b.total, 1)
     });
-    assert_eq!(keys, shape("total", ", but is not attention"));
-    assert_eq!(stays(&|b| b.past), shape("past", ""));
+    assert_eq!(keys, shape("total", AFTER));
+    assert_eq!(stays(&|b| b.past), shape("past", BEFORE));
 }

@@ -1,0 +1,122 @@
+//! The rows that sequences run in a step, and their results.
+
+use super::scheduler::SequenceId;
+use super::sequence::Wanted;
+use crate::error::{Error, Stage};
+use crate::llm::Candidates;
+use crate::llm::engine::{RowModel, Span};
+use std::ops::Range;
+
+/// The rows of a sequence in a step.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub sequence: SequenceId,
+    /// Position of the first token.
+    pub start: usize,
+    /// In [`Step::tokens`].
+    pub tokens: Range<usize>,
+    /// In [`Step::pages`].
+    pub pages: Range<usize>,
+    /// How many of the last tokens have results.
+    pub outputs: usize,
+    pub wanted: Wanted,
+    pub alone: bool,
+}
+
+/// What a model runs at once.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    pub parts: Vec<Part>,
+    pub tokens: Vec<u32>,
+    pub pages: Vec<u32>,
+    /// Pages to copy before the step: source and destination.
+    pub copies: Vec<[u32; 2]>,
+    /// Rows of prompts.
+    pub prompt: usize,
+    /// Rows with results, and how many may have some.
+    pub outputs: usize,
+    pub most_outputs: usize,
+}
+
+impl Step {
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.tokens.clear();
+        self.pages.clear();
+        self.copies.clear();
+        (self.prompt, self.outputs) = (0, 0);
+    }
+
+    /// The parts as spans.
+    pub fn spans(&self) -> impl Iterator<Item = Span<'_>> {
+        self.parts.iter().map(|part| Span {
+            tokens: self.tokens.get(part.tokens.clone()).unwrap_or_default(),
+            start: part.start,
+            pages: self.pages.get(part.pages.clone()).unwrap_or_default(),
+            logits: part.outputs,
+            alone: part.alone,
+        })
+    }
+}
+
+/// Results of the parts of a step, for those that want them.
+#[derive(Debug, Default)]
+pub(super) struct StepOutput {
+    pub ids: Vec<u32>,
+    pub candidates: Candidates,
+    pub logits: Vec<f32>,
+    /// Parts without results, by index, and why.
+    pub failed: Vec<(usize, Error)>,
+}
+
+impl StepOutput {
+    /// Reads the results of a step that has run.
+    pub fn read(&mut self, model: &mut dyn RowModel, step: &Step) {
+        self.ids.clear();
+        self.candidates.clear();
+        self.logits.clear();
+        self.failed.clear();
+        let mut first = 0;
+        for (i, part) in step.parts.iter().enumerate() {
+            let rows = part.outputs;
+            let lengths = self.lengths();
+            let read = match part.wanted {
+                _ if rows == 0 => Ok(()),
+                Wanted::MostLikely => model.most_likely(first, rows, &mut self.ids),
+                Wanted::Candidates => model.candidates(first, rows, &mut self.candidates),
+                Wanted::Logits => model.logits(first, rows, &mut self.logits),
+            };
+            first += rows;
+            let wanted = Self::lengths_with(lengths, part, model.vocab());
+            let found = self.lengths();
+            let read = read.and_then(|()| match found == wanted {
+                true => Ok(()),
+                false => {
+                    let what = format!("{found:?} tokens, candidates and logits, expected {wanted:?}");
+                    Err(Error::internal(Stage::Run, what))
+                }
+            });
+            if let Err(e) = read {
+                let [ids, candidates, logits] = lengths;
+                self.ids.truncate(ids);
+                self.candidates.truncate(candidates);
+                self.logits.truncate(logits);
+                self.failed.push((i, e));
+            }
+        }
+    }
+
+    fn lengths(&self) -> [usize; 3] {
+        [self.ids.len(), self.candidates.rows(), self.logits.len()]
+    }
+
+    /// The lengths after the results of `part` were added.
+    fn lengths_with([ids, candidates, logits]: [usize; 3], part: &Part, vocab: usize) -> [usize; 3] {
+        let rows = part.outputs;
+        match part.wanted {
+            Wanted::MostLikely => [ids + rows, candidates, logits],
+            Wanted::Candidates => [ids, candidates + rows, logits],
+            Wanted::Logits => [ids, candidates, logits + rows * vocab],
+        }
+    }
+}
