@@ -42,7 +42,7 @@ impl Pace {
     const CHECK: usize = 16;
     /// Each step with prompts multiplies the times of larger sizes by this, so that they are
     /// retried.
-    const KEPT: f64 = 0.98;
+    const KEPT: f64 = 0.998;
     /// Rows of steps, ascending.
     const SIZES: [usize; 13] = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
 

@@ -21,7 +21,9 @@ struct State {
     scheduler: Scheduler,
     /// When the last answers were given.
     answered: Instant,
-    /// How long sequences usually take to queue their next job.
+    /// Time of the last step.
+    last: Duration,
+    /// How long sequences usually take to queue their next job, up to a step.
     pause: Duration,
     /// Wakes each sequence, by ID.
     turns: Vec<Arc<Condvar>>,
@@ -35,7 +37,9 @@ impl State {
     /// Queues tokens that fit; the last `outputs` have results.
     fn queue(&mut self, id: SequenceId, tokens: &[u32], outputs: usize, wanted: Wanted) {
         if self.scheduler.expects(id) {
-            self.pause = (self.pause * 7 + self.answered.elapsed()) / 8;
+            // Whoever takes longer than a step is not waited for.
+            let pause = self.answered.elapsed().min(self.last);
+            self.pause = (self.pause * 7 + pause) / 8;
         }
         self.scheduler.queue(id, tokens, outputs, wanted);
     }
@@ -90,6 +94,7 @@ impl Steps {
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config),
                 answered: Instant::now(),
+                last: Duration::ZERO,
                 pause: Duration::from_millis(1),
                 turns: Vec::new(),
                 closing: false,
@@ -159,13 +164,12 @@ impl Drop for Worker {
 
 impl Worker {
     fn run(mut self) {
-        let mut time = Duration::ZERO;
-        while self.next_step(time) {
+        while self.next_step() {
             let start = Instant::now();
             let result = self.run_step();
-            time = start.elapsed();
+            let time = start.elapsed();
             let mut state = self.shared.lock();
-            state.answered = Instant::now();
+            (state.answered, state.last) = (Instant::now(), time);
             let State { scheduler, turns, .. } = &mut *state;
             let mut answered = |id: SequenceId| {
                 if let Some(turn) = turns.get(id) {
@@ -185,27 +189,24 @@ impl Worker {
         }
     }
 
-    /// Waits for jobs and plans the next step; `last` is the time of the previous one. Returns
-    /// false at the end. Sequences that were just answered get some time to queue their next job:
-    /// one that misses the step would wait for a whole step.
-    fn next_step(&mut self, last: Duration) -> bool {
+    /// Waits for jobs and plans the next step. Returns false at the end. Sequences that were just
+    /// answered get some time to queue their next job: one that misses the step would wait for a
+    /// whole step.
+    fn next_step(&mut self) -> bool {
         let shared = self.shared.clone();
         let mut state = shared.lock();
-        let patience = (4 * state.pause).clamp(last / 8, last / 2);
+        let patience = (4 * state.pause).clamp(state.last / 8, state.last / 2);
         let deadline = state.answered + patience;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             if !state.scheduler.has_jobs() {
                 if state.closing && state.scheduler.opened() == 0 {
                     return false;
                 }
-                // Whoever comes after this was not waited for.
-                if left.is_zero() {
-                    state.scheduler.expect_none();
-                    state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
-            } else if !state.scheduler.expects_more() || left.is_zero() {
+                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !state.scheduler.expects_more() || left.is_zero() {
                 break;
             }
             let waited = shared.work.wait_timeout(state, left);
