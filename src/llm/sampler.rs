@@ -35,7 +35,8 @@ pub struct SamplerConfig {
     pub temperature: f32,
     /// Seed of the random generator. Equal seeds give equal texts if the logits are equal: on the
     /// same device, with the same options and the same part of the prompt from the KV cache. Drafts
-    /// may resolve near-ties differently from run to run, since their lengths follow measured times.
+    /// may resolve near-ties differently from run to run, since their lengths follow measured
+    /// times.
     pub seed: u64,
 }
 

@@ -118,8 +118,8 @@ impl Session {
     /// verifies them in one run and keeps those that it would choose itself. Such a run may sum in
     /// another order than single-token steps, so near-ties may be resolved differently, also from
     /// call to call. The model must be loaded with
-    /// [`LoadOptions::drafts`](super::LoadOptions::drafts), except in a batch; otherwise drafts have
-    /// no effect.
+    /// [`LoadOptions::drafts`](super::LoadOptions::drafts), except in a batch; otherwise drafts
+    /// have no effect.
     pub fn set_draft(&mut self, draft: Box<dyn Draft>, most: usize) {
         self.speculate(Some(Speculation::adaptive(draft, most)));
     }

@@ -320,8 +320,8 @@ impl Scheduler {
         })
     }
 
-    /// Adds the next rows of a sequence to a step: at most `room`, or [`LEAST_PROMPT_ROWS`] if `room` is at
-    /// least [`CUT`] but no chunk fits. Returns their number.
+    /// Adds the next rows of a sequence to a step: at most `room`, or [`LEAST_PROMPT_ROWS`] if
+    /// `room` is at least [`CUT`] but no chunk fits. Returns their number.
     fn take_rows(&mut self, id: SequenceId, room: usize, step: &mut Step) -> usize {
         let (sequence, exact) = (&mut self.sequences[id], self.exact);
         let most = self.config.rows - step.tokens.len();

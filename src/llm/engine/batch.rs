@@ -22,8 +22,8 @@ use std::sync::Arc;
 /// Tokens of a step that validates kernels: more than one row tile of most kernels.
 const SAMPLE: usize = 12;
 
-/// Rows of the only plan with [`Reproducible::ByPlan`]: the most for which matmuls use the kernel for few rows. A
-/// larger plan would make steps of few sequences slower.
+/// Rows of the only plan with [`Reproducible::ByPlan`]: the most for which matmuls use the kernel
+/// for few rows. A larger plan would make steps of few sequences slower.
 pub const UNIFORM_ROWS: usize = 64;
 
 /// Sizes for which rows of several sequences are planned.

@@ -56,8 +56,8 @@ struct Run {
     random: SplitMix64,
     sequences: HashMap<SequenceId, Expected>,
     fails: bool,
-    /// Numbers of answers, of pages copied, of jobs cancelled in a step, of jobs whose results could
-    /// not be read, and of rows and tokens.
+    /// Numbers of answers, of pages copied, of jobs cancelled in a step, of jobs whose results
+    /// could not be read, and of rows and tokens.
     answers: usize,
     copies: usize,
     cancels: usize,
