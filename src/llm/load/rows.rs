@@ -62,7 +62,7 @@ impl LoadedRows {
         let backend = match options.place.open()? {
             Opened::Device(backend) => backend,
             Opened::Host { .. } => {
-                let what = "the interpreter runs one sequence at a time; choose another backend";
+                let what = "the backend host runs one sequence at a time; choose another";
                 return Err(Error::other(Stage::Plan, what).of_kind(ErrorKind::Unsupported));
             }
         };
