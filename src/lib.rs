@@ -39,7 +39,8 @@
 //! [`Sampler`] chooses tokens, and [`GenerateOptions`] set when
 //! an answer ends; their [`Cancel`] stops it from another thread. Models and sessions
 //! can be sent to any thread; commands to one device are serialized. A
-//! [`Conversation`] keeps the messages of a session. Every
+//! [`Conversation`] keeps the messages of a session. A [`Batcher`] answers many [`Request`]s at the
+//! same time, and searches with beams. Every
 //! [`Error`] names its place, and [`Error::kind`](Error::kind) classifies it
 //! for programs.
 //!

@@ -28,9 +28,9 @@ pub struct GenerateOptions {
     /// See [`DecodeOptions::progress`].
     pub progress: Progress,
     /// If set, pieces have log-probabilities ([`Piece::log_probs`]) of their token and of this many
-    /// of the most likely tokens. This slows greedy generation: on a GPU, the device finds
-    /// [`Candidates::COUNT`](super::Candidates::COUNT) candidates, and the host reads whole rows of
-    /// logits only for more. Elsewhere it always does.
+    /// of the most likely tokens. This slows greedy generation: a GPU then finds
+    /// [`Candidates::COUNT`](super::Candidates::COUNT) candidates for each token; for more
+    /// log-probabilities, and on other devices, the host reads all logits.
     pub log_probs: Option<usize>,
     /// Extra variables for the chat template, such as `tools` or `enable_thinking`.
     pub template_values: Values,

@@ -431,8 +431,8 @@ impl Scheduler {
     }
 
     /// True if a sequence can start: there are pages for all its tokens, and one for each sequence
-    /// that goes on. Takes pages of idle sequences, and of those with lower priority, if that is
-    /// enough.
+    /// that goes on and may need more. Takes pages of idle sequences, and of those with lower
+    /// priority, if that is enough.
     fn has_room(&mut self, id: SequenceId) -> bool {
         let own = &self.sequences[id];
         let (priority, tokens) = (own.priority, own.tokens.len());
@@ -441,7 +441,12 @@ impl Scheduler {
         let (mut victims, mut others) = (Vec::new(), self.others(id, &[]));
         // Users of pages among the victims.
         let mut taken: HashMap<u32, u32> = HashMap::new();
-        while !others.is_empty() && free < needed + others.len() {
+        let most = self.config.context.div_ceil(PAGE);
+        let growing = |all: &[SequenceId]| {
+            let grows = |other: &&SequenceId| self.sequences[**other].pages.len() < most;
+            all.iter().filter(grows).count()
+        };
+        while !others.is_empty() && free < needed + growing(&others) {
             let lower = || {
                 let last = self.last_after(id, &victims)?;
                 (self.sequences[last].priority < priority).then_some(last)
@@ -597,6 +602,7 @@ impl Scheduler {
 /// An error for one of several jobs that failed together.
 fn copy_of(error: &Error) -> Error {
     let kind = match error.kind() {
+        ErrorKind::Interrupted => return Error::Interrupted,
         // The caller gave no wrong argument.
         ErrorKind::Usage => ErrorKind::Other,
         kind => kind,

@@ -320,7 +320,11 @@ fn run_parallel(
     let LoadedRows { model, place, notes } =
         LoadedRows::new(folder, &options, &batch).map_err(|e| match e.kind() {
             ErrorKind::Unsupported | ErrorKind::OutOfMemory => {
-                Error::usage("parallel", e.chain()).of_kind(e.kind())
+                let what = match &e {
+                    Error::Usage { what, .. } | Error::Other { what, .. } => what.clone(),
+                    _ => e.chain(),
+                };
+                Error::usage("parallel", what).of_kind(e.kind())
             }
             _ => e,
         })?;
@@ -390,6 +394,9 @@ fn print(
     rows: &[Vec<String>],
     left: usize,
 ) -> Result<()> {
+    if rows.len() <= 1 && report.interrupted {
+        return nothing_measured();
+    }
     let mut out = text_output();
     if args.json {
         put_json(&mut out, report)?;
@@ -401,6 +408,12 @@ fn print(
         )?;
     }
     ended(report.interrupted)
+}
+
+/// The end of a bench that Ctrl-C ended before there were results.
+fn nothing_measured() -> Result<()> {
+    note(&mut std::io::stderr(), "interrupted before a run was measured");
+    Err(Error::Interrupted)
 }
 
 /// The end of a bench that Ctrl-C may have ended early.
@@ -433,10 +446,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut loaded = load_model(&folder, &options, Purpose::Generation)?;
     let (lines, interrupted) = measured(args, &mut loaded, interrupt)?;
     if lines.is_empty() && interrupted {
-        note(&mut std::io::stderr(), "interrupted before a run was measured");
-        return Err(Error::Interrupted);
+        return nothing_measured();
     }
-
     let longest = loaded.all.stats().map_or(0, |s| s.longest_slice_ns);
     let longest_slice_ms = (longest > 0).then(|| Duration::from_nanos(longest).as_secs_f64() * 1e3);
     let (used, place) = (loaded.all.used()?, &loaded.place);

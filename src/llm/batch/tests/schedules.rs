@@ -300,6 +300,24 @@ fn every_sequence_gets_what_it_gets_alone() {
     assert_eq!(happened, [true; 6], "{found}");
 }
 
+/// Sequences need no more pages than their contexts.
+#[test]
+fn as_many_sequences_start_as_whole_contexts_fit() {
+    let config = BatchConfig {
+        pages: 4,
+        context: PAGE,
+        ..CONFIG
+    };
+    let mut scheduler = Scheduler::new(config);
+    let mut step = Step::default();
+    for _ in 0..4 {
+        let id = scheduler.open();
+        scheduler.queue(id, &[1; 16], 1, Wanted::MostLikely);
+    }
+    scheduler.plan(&mut step);
+    assert_eq!(step.parts.len(), 4);
+}
+
 /// Decoding that asks for all rows with results leaves one for prompts.
 #[test]
 fn prompts_end_beside_decoding_that_fills_a_step() {
