@@ -217,7 +217,7 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
     compare(name, &mut decoder.model().text()?, DEVICE)
 }
 
-/// Rows of two sequences, of which one is ahead of the other.
+/// Rows of two sequences; one is ahead of the other.
 fn in_rows(name: &str, device: &Device) -> Outcome {
     let _turn = device.turn();
     let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);

@@ -544,25 +544,14 @@ impl Scheduler {
             sequence.cached = part.start + part.tokens.len();
             sequence.publish(&mut self.pages, &mut self.known, self.exact);
             let error = failed.next_if(|(part, _)| *part == i).map(|(_, e)| e);
-            let outputs = if error.is_some() { 0 } else { part.outputs };
-            let mut next = |kind: usize, count: usize| {
-                let start = read[kind];
-                read[kind] += count;
-                start..read[kind]
-            };
-            match part.wanted {
-                Wanted::MostLikely => {
-                    let ids = found.ids.get(next(0, outputs)).unwrap_or_default();
-                    sequence.answer.ids.extend_from_slice(ids);
-                }
-                Wanted::Candidates => {
-                    let rows = next(1, outputs);
-                    sequence.answer.candidates.extend(&found.candidates, rows);
-                }
-                Wanted::Logits => {
-                    let logits = found.logits.get(next(2, outputs * vocab)).unwrap_or_default();
-                    sequence.answer.logits.extend_from_slice(logits);
-                }
+            if error.is_none() {
+                let end = part.end_of_results(read, vocab);
+                let [ids, candidates, logits] = std::array::from_fn(|i| read[i]..end[i]);
+                let answer = &mut sequence.answer;
+                answer.ids.extend(found.ids.get(ids).unwrap_or_default());
+                answer.candidates.extend(&found.candidates, candidates);
+                answer.logits.extend(found.logits.get(logits).unwrap_or_default());
+                read = end;
             }
             let error = error.or_else(|| sequence.cancelled.then_some(Error::Interrupted));
             if error.is_some() {

@@ -23,6 +23,19 @@ pub(super) struct Part {
     pub alone: bool,
 }
 
+impl Part {
+    /// Where its results end among IDs, rows of candidates and logits, if they start at `from`.
+    pub fn end_of_results(&self, from: [usize; 3], vocab: usize) -> [usize; 3] {
+        let [ids, candidates, logits] = from;
+        let rows = self.outputs;
+        match self.wanted {
+            Wanted::MostLikely => [ids + rows, candidates, logits],
+            Wanted::Candidates => [ids, candidates + rows, logits],
+            Wanted::Logits => [ids, candidates, logits + rows * vocab],
+        }
+    }
+}
+
 /// What a model runs at once.
 #[derive(Debug, Default)]
 pub(super) struct Step {
@@ -87,7 +100,7 @@ impl StepOutput {
                 Wanted::Logits => model.logits(first, rows, &mut self.logits),
             };
             first += rows;
-            let wanted = Self::lengths_with(lengths, part, model.vocab());
+            let wanted = part.end_of_results(lengths, model.vocab());
             let found = self.lengths();
             let read = read.and_then(|()| match found == wanted {
                 true => Ok(()),
@@ -108,15 +121,5 @@ impl StepOutput {
 
     fn lengths(&self) -> [usize; 3] {
         [self.ids.len(), self.candidates.rows(), self.logits.len()]
-    }
-
-    /// The lengths after the results of `part` were added.
-    fn lengths_with([ids, candidates, logits]: [usize; 3], part: &Part, vocab: usize) -> [usize; 3] {
-        let rows = part.outputs;
-        match part.wanted {
-            Wanted::MostLikely => [ids + rows, candidates, logits],
-            Wanted::Candidates => [ids, candidates + rows, logits],
-            Wanted::Logits => [ids, candidates, logits + rows * vocab],
-        }
     }
 }

@@ -57,7 +57,8 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     let mut nodes = Nodes {
         edit,
-        prefix: "candidates",
+        prefix: "candidates".to_owned(),
+        origin: Vec::new(),
     };
     let row = nodes.padded(logits, count * length - vocab);
     let x = nodes.reshaped("parts", row, &[0, 0, count, length])?;

@@ -34,7 +34,11 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         return Ok(());
     }
     let (count, length) = cut(vocab);
-    let mut nodes = Nodes { edit, prefix: TOKEN };
+    let mut nodes = Nodes {
+        edit,
+        prefix: TOKEN.to_owned(),
+        origin: Vec::new(),
+    };
     let x = nodes.padded(logits, count * length - vocab);
     let x = nodes.reshaped("parts", x, &[0, 0, count, length])?;
     let find = |keep| ArgMax {

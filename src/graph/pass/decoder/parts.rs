@@ -1,4 +1,4 @@
-//! What passes that search rows of logits share: rows in parts, and named nodes.
+//! What passes that search rows of logits share: rows in parts. Named nodes, for any pass.
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::pad::{Mode, Pad};
@@ -33,10 +33,12 @@ pub(super) fn parts(vocab: i64, length: i64) -> (i64, i64) {
     ((vocab + length - 1) / length, length)
 }
 
-/// Adds nodes and values whose names begin with `prefix`, except outputs.
+/// Adds nodes and values whose names begin with `prefix`, except outputs. The nodes come from those
+/// that `origin` names.
 pub(super) struct Nodes<'e, 'g> {
     pub edit: &'e mut Edit<'g>,
-    pub prefix: &'static str,
+    pub prefix: String,
+    pub origin: Vec<String>,
 }
 
 impl Nodes<'_, '_> {
@@ -50,7 +52,8 @@ impl Nodes<'_, '_> {
         let node = names.first().cloned().unwrap_or_default();
         let results = names.map(|name| self.edit.add_value(&name, None));
         let operands = operands.iter().copied().map(Some).collect();
-        (self.edit).add_node(&node, Vec::new(), op, operands, results.to_vec());
+        let origin = self.origin.clone();
+        (self.edit).add_node(&node, origin, op, operands, results.to_vec());
         results
     }
 

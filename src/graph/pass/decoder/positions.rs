@@ -6,15 +6,14 @@
 //! pass runs after those that derive causality and windows from positions.
 
 use super::masks::Masks;
+use super::parts::Nodes;
 use super::rows::{added, rows};
-use crate::error::{Error, Result, Stage};
+use crate::error::Result;
 use crate::graph::op::pointwise::{Expr, Pointwise};
-use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::Pass;
-use crate::graph::{Edit, Graph, Op, ValueId};
+use crate::graph::{Edit, Graph, ValueId};
 use crate::shape::Dim;
-use crate::tensor::{DType, HostTensor};
-use std::sync::Arc;
+use crate::tensor::DType;
 
 pub const ROW_POSITIONS: Pass = Pass {
     name: "positions",
@@ -65,15 +64,10 @@ fn like(edit: &mut Edit<'_>, given: ValueId, v: ValueId, rows: &Dim) -> Result<V
         .producer(v)
         .map(|(_, n)| n.origin.clone())
         .unwrap_or_default();
-    let sizes = HostTensor::from_i64(&[sizes.len()], &sizes);
-    let sizes = sizes.map_err(|e| Error::caused(Stage::Pass, format!("\"{name}\""), e))?;
-    let sizes = edit.add_const(&format!("{name}/sizes"), Arc::new(sizes));
-    let mut node = |what: &str, op: Box<dyn Op>, inputs: &[ValueId]| {
-        let name = format!("{name}/{what}");
-        let v = edit.add_value(&name, None);
-        let inputs = inputs.iter().copied().map(Some).collect();
-        edit.add_node(&name, origin.clone(), op, inputs, vec![v]);
-        v
+    let mut nodes = Nodes {
+        edit,
+        prefix: name,
+        origin,
     };
     let mut new = given;
     if of_given != dtype {
@@ -81,10 +75,9 @@ fn like(edit: &mut Edit<'_>, given: ValueId, v: ValueId, rows: &Dim) -> Result<V
             name: "Cast".to_owned(),
             expr: Expr::Cast(dtype, Box::new(Expr::Input(0))),
         };
-        new = node("typed", Box::new(cast), &[new]);
+        new = nodes.one("typed", Box::new(cast), &[new]);
     }
-    let reshape = Box::new(Reshape::Reshape { allow_zero: false });
-    Ok(node("given", reshape, &[new, sizes]))
+    nodes.reshaped("given", new, &sizes)
 }
 
 #[cfg(test)]

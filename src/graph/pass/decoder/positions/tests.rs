@@ -1,5 +1,4 @@
 use super::*;
-use crate::graph::State;
 use crate::graph::derive::derive;
 use crate::graph::interp::Interpreter;
 use crate::graph::op::cumulative::Cumulative;
@@ -7,11 +6,15 @@ use crate::graph::op::expand::Expand;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::range::Range;
+use crate::graph::op::reshape::Reshape;
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
 use crate::graph::pass::refusal;
+use crate::graph::{Op, State};
 use crate::shape::{Fact, Shape, Symbol};
+use crate::tensor::HostTensor;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A decoder with a cache and an output of positions.
 struct Build {
