@@ -227,6 +227,12 @@ impl Scheduler {
         self.sequences.iter().any(|s| s.job.is_some())
     }
 
+    /// True if a sequence has a job, and no other has one or is expected to.
+    pub fn has_only_job(&self, id: SequenceId) -> bool {
+        let mut all = self.sequences.iter().enumerate();
+        all.all(|(other, s)| s.job.is_some() == (other == id) && !s.expected)
+    }
+
     /// True if the next job of a sequence is expected.
     pub fn expects(&self, id: SequenceId) -> bool {
         self.sequences[id].expected

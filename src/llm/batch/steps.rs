@@ -1,4 +1,7 @@
-//! The thread that runs the steps of many sequences, and the [`LanguageModel`] of each.
+//! Runs the steps of many sequences, and is the [`LanguageModel`] of each.
+//!
+//! A sequence that has the only job runs its steps itself, since waking another thread would take
+//! longer than queueing. A thread runs the steps that sequences share.
 
 use super::scheduler::{Scheduler, SequenceId};
 use super::sequence::{JobResult, Wanted};
@@ -8,6 +11,8 @@ use crate::graph::op::paged_attention::PAGE;
 use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
 use crate::llm::{Candidates, LanguageModel};
 use crate::quota;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +24,8 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 struct State {
     scheduler: Scheduler,
+    /// Taken by whoever runs a step.
+    runner: Option<Box<Runner>>,
     /// When the last answers were given.
     answered: Instant,
     /// Time of the last step.
@@ -29,7 +36,7 @@ struct State {
     turns: Vec<Arc<Condvar>>,
     /// [`Steps`] was dropped: the thread ends with the last sequence.
     closing: bool,
-    /// The thread has ended.
+    /// A step has panicked, so there will be no other.
     ended: bool,
 }
 
@@ -42,6 +49,11 @@ impl State {
             self.pause = (self.pause * 7 + pause) / 8;
         }
         self.scheduler.queue(id, tokens, outputs, wanted);
+    }
+
+    /// True if the sequence may run a step itself: no other has a job or will soon have one.
+    fn is_alone(&self, id: SequenceId) -> bool {
+        self.runner.is_some() && self.scheduler.has_only_job(id)
     }
 }
 
@@ -56,6 +68,79 @@ impl Shared {
     /// Ignores poisoning: the panic that caused it has been reported.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a step, unless another thread does. The state is unlocked meanwhile.
+    fn run_step<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let Some(runner) = state.runner.take() else {
+            return state;
+        };
+        drop(state);
+        // The panic has been reported.
+        let ran = catch_unwind(AssertUnwindSafe(|| self.run_with(runner)));
+        let mut state = self.lock();
+        match ran {
+            Ok(runner) => state.runner = Some(runner),
+            Err(_) => {
+                state.ended = true;
+                state.turns.iter().for_each(|turn| turn.notify_all());
+                self.work.notify_all();
+            }
+        }
+        state
+    }
+
+    fn run_with(&self, mut runner: Box<Runner>) -> Box<Runner> {
+        let mut state = self.lock();
+        state.scheduler.expect_none();
+        state.scheduler.plan(&mut runner.step);
+        drop(state);
+        let start = Instant::now();
+        let result = runner.run();
+        let time = start.elapsed();
+        let mut state = self.lock();
+        (state.answered, state.last) = (Instant::now(), time);
+        let State { scheduler, turns, .. } = &mut *state;
+        let mut answered = |id: SequenceId| {
+            if let Some(turn) = turns.get(id) {
+                turn.notify_all();
+            }
+        };
+        let Runner { model, step, found } = &mut *runner;
+        match result {
+            Ok(()) => scheduler.finish(step, found, model.vocab(), time, &mut answered),
+            Err(e) => scheduler.fail(step, &e, &mut answered),
+        }
+        runner
+    }
+
+    /// Runs steps until the last sequence is closed.
+    fn serve(&self) {
+        while let Some(state) = self.wait_for_jobs() {
+            drop(self.run_step(state));
+        }
+    }
+
+    /// Waits until a step should run; returns `None` at the end. Sequences that were just answered
+    /// get some time to queue their next job: one that misses the step would wait for a whole step.
+    fn wait_for_jobs(&self) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        loop {
+            if state.ended || state.closing && state.scheduler.opened() == 0 {
+                return None;
+            }
+            if state.runner.is_none() || !state.scheduler.has_jobs() {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let patience = (4 * state.pause).clamp(state.last / 8, state.last / 2);
+            let left = (state.answered + patience).saturating_duration_since(Instant::now());
+            if !state.scheduler.expects_more() || left.is_zero() {
+                return Some(state);
+            }
+            let waited = self.work.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -90,9 +175,15 @@ impl Steps {
             let what = format!("steps need {rows} rows, {pages} pages and logits, found {config:?}");
             return Err(Error::internal(Stage::Run, what));
         }
+        let runner = Runner {
+            model: Box::new(model),
+            step: Step::default(),
+            found: StepOutput::default(),
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config),
+                runner: Some(Box::new(runner)),
                 answered: Instant::now(),
                 last: Duration::ZERO,
                 pause: Duration::from_millis(1),
@@ -102,15 +193,10 @@ impl Steps {
             }),
             work: Condvar::new(),
         });
-        let worker = Worker {
-            shared: shared.clone(),
-            model: Box::new(model),
-            step: Step::default(),
-            found: StepOutput::default(),
-        };
+        let serving = shared.clone();
         let thread = std::thread::Builder::new()
             .name("tlite-steps".to_owned())
-            .spawn(move || worker.run())
+            .spawn(move || serving.serve())
             .map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))?;
         Ok(Self {
             shared,
@@ -140,88 +226,29 @@ impl Drop for Steps {
         self.shared.work.notify_all();
         // With open sequences, the thread ends after the last of them.
         if let Some(thread) = self.thread.take().filter(|_| wait) {
-            // Waiting sequences have reported a panic of the thread.
+            // It catches panics.
             let _ = thread.join();
         }
     }
 }
 
-struct Worker {
-    shared: Arc<Shared>,
+/// The model, with the step that it runs.
+struct Runner {
     model: Box<dyn RowModel>,
     step: Step,
     found: StepOutput,
 }
 
-impl Drop for Worker {
-    /// Wakes all waiting sequences, even after a panic.
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.ended = true;
-        state.turns.iter().for_each(|turn| turn.notify_all());
+impl fmt::Debug for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runner").finish_non_exhaustive()
     }
 }
 
-impl Worker {
-    fn run(mut self) {
-        while self.next_step() {
-            let start = Instant::now();
-            let result = self.run_step();
-            let time = start.elapsed();
-            let mut state = self.shared.lock();
-            (state.answered, state.last) = (Instant::now(), time);
-            let State { scheduler, turns, .. } = &mut *state;
-            let mut answered = |id: SequenceId| {
-                if let Some(turn) = turns.get(id) {
-                    turn.notify_all();
-                }
-            };
-            match result {
-                Ok(()) => scheduler.finish(
-                    &self.step,
-                    &mut self.found,
-                    self.model.vocab(),
-                    time,
-                    &mut answered,
-                ),
-                Err(e) => scheduler.fail(&self.step, &e, &mut answered),
-            }
-        }
-    }
-
-    /// Waits for jobs and plans the next step. Returns false at the end. Sequences that were just
-    /// answered get some time to queue their next job: one that misses the step would wait for a
-    /// whole step.
-    fn next_step(&mut self) -> bool {
-        let shared = self.shared.clone();
-        let mut state = shared.lock();
-        let patience = (4 * state.pause).clamp(state.last / 8, state.last / 2);
-        let deadline = state.answered + patience;
-        loop {
-            if !state.scheduler.has_jobs() {
-                if state.closing && state.scheduler.opened() == 0 {
-                    return false;
-                }
-                state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !state.scheduler.expects_more() || left.is_zero() {
-                break;
-            }
-            let waited = shared.work.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        state.scheduler.expect_none();
-        state.scheduler.plan(&mut self.step);
-        true
-    }
-
+impl Runner {
     /// Runs the step and reads its results.
-    fn run_step(&mut self) -> Result<()> {
-        let Self {
-            model, step, found, ..
-        } = self;
+    fn run(&mut self) -> Result<()> {
+        let Self { model, step, found } = self;
         if step.parts.is_empty() {
             return Err(Error::internal(Stage::Run, "jobs wait, but the plan has no rows"));
         }
@@ -321,8 +348,11 @@ impl BatchSequence {
     /// Queues tokens; the last `outputs` have results. [`BatchSequence::wait`] must follow.
     fn queue(&mut self, tokens: &[u32], outputs: usize, wanted: Wanted) -> Result<()> {
         self.check(tokens)?;
-        self.shared.lock().queue(self.id, tokens, outputs, wanted);
-        self.shared.work.notify_all();
+        let mut state = self.shared.lock();
+        state.queue(self.id, tokens, outputs, wanted);
+        if !state.is_alone(self.id) {
+            self.shared.work.notify_all();
+        }
         Ok(())
     }
 
@@ -344,7 +374,7 @@ impl BatchSequence {
             if state.ended {
                 break Err(Error::internal(
                     Stage::Run,
-                    "the thread that runs steps has ended",
+                    "a step has panicked (see standard error)",
                 ));
             }
             if limit.is_none()
@@ -355,6 +385,13 @@ impl BatchSequence {
                     break Err(e);
                 }
                 limit = Some(e);
+            }
+            if state.is_alone(self.id) {
+                state = shared.run_step(state);
+                if state.scheduler.has_jobs() {
+                    shared.work.notify_all();
+                }
+                continue;
             }
             let waited = self.turn.wait_timeout(state, POLL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -41,6 +41,10 @@ const FEW: usize = 16;
 const SPLITS: usize = 16;
 /// Smallest number of keys in a part.
 const PART_KEYS: usize = 128;
+/// About how long a thread computes a part of a tile.
+const PART_NANOS: usize = 16_000;
+/// Work that takes less time than this is not shared by threads.
+const SHARED_NANOS: usize = 20_000;
 
 /// The kernel `attention`.
 pub struct Attention {
@@ -59,6 +63,11 @@ pub struct Attention {
 
 /// First row, number of rows, position of the first page, and keys that the first row sees.
 type Tile = [i32; 4];
+
+/// Number of rows of a tile, and of keys that its first row sees.
+fn tile_size([_, rows, _, seen]: &Tile) -> [usize; 2] {
+    [*rows, *seen].map(|n| usize::try_from(n).unwrap_or(0))
+}
 
 /// A mask, with its strides along sequences, heads, rows and keys.
 #[derive(Clone, Copy)]
@@ -258,26 +267,47 @@ impl Attention {
         })
     }
 
-    /// Runs one key head of a tile. Results do not depend on other tiles, nor on the number of rows
-    /// if they have at least [`FEW`] vectors.
-    unsafe fn tile(&self, p: &Problem, store: &Store<'_>, kv: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+    /// The numbers of parts into which the key heads and the keys of a tile with few vectors are
+    /// cut. They do not depend on other tiles, nor on the number of threads, except that nothing is
+    /// cut for a single one (`alone`).
+    fn tile_cuts(&self, args: &Args, tile: &Tile, alone: bool) -> [usize; 2] {
+        let keys = self.reach(tile_size(tile)[1]);
+        let wanted = if alone {
+            1
+        } else {
+            self.tile_nanos(args, tile) / PART_NANOS
+        };
+        Self::cuts(args, keys, wanted)
+    }
+
+    /// Number of units of a tile: key heads, or parts of heads and keys if vectors are few.
+    fn units(&self, args: &Args, tile: &Tile, alone: bool) -> usize {
+        match tile_size(tile)[0].saturating_mul(Self::group(args)) {
+            ..FEW => self.tile_cuts(args, tile, alone).iter().product(),
+            _ => args.kv_heads,
+        }
+    }
+
+    /// About how long a thread computes a tile.
+    fn tile_nanos(&self, args: &Args, tile: &Tile) -> usize {
+        let [rows, keys] = tile_size(tile);
+        self.nanos(rows.saturating_mul(args.heads), self.reach(keys))
+    }
+
+    /// About how long a thread computes `vectors` query vectors: 16 multiply-adds per nanosecond.
+    fn nanos(&self, vectors: usize, keys: usize) -> usize {
+        vectors.saturating_mul(self.dim).saturating_mul(keys) / 8
+    }
+
+    /// Runs a unit of a tile. Results do not depend on other tiles, nor on the number of rows if
+    /// they have at least [`FEW`] vectors.
+    unsafe fn tile(&self, p: &Problem, store: &Store<'_>, i: usize, cuts: [usize; 2], scratch: &mut Scratch) {
+        // SAFETY: by the contract.
         unsafe {
             if p.rows * p.group < FEW {
-                let job = line::Line {
-                    p,
-                    batch: 0,
-                    heads: kv..kv + 1,
-                    keys: p.seen_by(&p.unit(kv)),
-                    store,
-                    partials: &self.partials,
-                    split: 0,
-                    splits: 1,
-                    scratch,
-                };
-                simd::run(self.isa, job);
+                self.line(p, store, i, cuts, BLOCK, scratch);
             } else {
-                let unit = p.unit(kv);
+                let unit = p.unit(i);
                 simd::run(
                     self.isa,
                     tiles::Tiles {
@@ -291,25 +321,27 @@ impl Attention {
         }
     }
 
-    /// The numbers of parts into which the key heads and the keys of a sequence are cut if vectors
-    /// are few. Their product is about `wanted`.
-    fn cuts(&self, args: &Args, wanted: usize) -> [usize; 2] {
-        let splits = (self.reach(args) / PART_KEYS).clamp(1, SPLITS).min(wanted.max(1));
+    /// The numbers of parts into which the key heads and `keys` keys are cut if vectors are few.
+    /// Their product is about `wanted`.
+    fn cuts(args: &Args, keys: usize, wanted: usize) -> [usize; 2] {
+        let splits = (keys / PART_KEYS).clamp(1, SPLITS).min(wanted.max(1));
         [wanted.div_ceil(splits).clamp(1, args.kv_heads.max(1)), splits]
     }
 
-    /// Largest number of keys that a row sees.
-    fn reach(&self, args: &Args) -> usize {
-        self.window.map_or(args.keys, |w| args.keys.min(w))
+    /// Number of keys that a row sees, of `keys` that exist.
+    fn reach(&self, keys: usize) -> usize {
+        self.window.map_or(keys, |w| keys.min(w))
     }
 
-    /// Runs one part of the heads and of the keys of a sequence.
+    /// Runs one part of the heads and of the keys of a sequence; keys are cut at multiples of
+    /// `step`.
     unsafe fn line(
         &self,
         p: &Problem,
         store: &Store<'_>,
         i: usize,
         [cuts, splits]: [usize; 2],
+        step: usize,
         scratch: &mut Scratch,
     ) {
         let (i, split) = (i / splits, i % splits);
@@ -320,7 +352,7 @@ impl Attention {
             row: 0,
             rows: p.rows,
         });
-        let own = part(seen.len(), 16, split, splits);
+        let own = part(seen.len(), step, split, splits);
         let keys = seen.start + own.start..seen.start + own.end;
         let job = line::Line {
             p,
@@ -407,28 +439,31 @@ impl Kernel for Attention {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        if args.tiles.is_some() {
-            let units = args.parts * args.kv_heads;
-            return if threads < 2 {
-                1
-            } else {
-                units.clamp(1, 16 * threads)
-            };
-        }
-        let (units, group) = (self.batch(args) * args.kv_heads, Self::group(args));
-        let vectors = group * args.rows;
-        // About 16 multiply-adds per nanosecond.
-        let nanos = (units * vectors * self.dim).saturating_mul(self.reach(args)) / 8;
-        if units == 0 || threads < 2 || nanos < 20_000 {
+        if threads < 2 {
             return 1;
         }
-        if vectors <= FEW {
-            let batch = self.batch(args);
-            let [cuts, splits] = self.cuts(args, (2 * threads).div_ceil(batch));
-            return batch * cuts * splits;
+        // SAFETY: the tables are read only.
+        if let Some((tiles, _)) = unsafe { Self::tables(args) } {
+            let sum = |of: &dyn Fn(&Tile) -> usize| tiles.iter().map(of).fold(0, usize::saturating_add);
+            return match sum(&|tile| self.tile_nanos(args, tile)) {
+                ..SHARED_NANOS => 1,
+                _ => sum(&|tile| self.units(args, tile, false)).clamp(1, 16 * threads),
+            };
         }
-        let least = args.rows.div_ceil(tiles::most_rows(self.dim, group));
-        let wanted = (4 * threads).div_ceil(units).min(args.rows.div_ceil(16));
+        // SAFETY: the table is read only.
+        let Some(p) = (unsafe { self.problem(args) }) else {
+            return 1;
+        };
+        let (units, keys) = (p.batch * p.kv_heads, self.reach(p.live));
+        if self.nanos(p.batch * p.rows * p.heads, keys) < SHARED_NANOS {
+            return 1;
+        }
+        if p.rows * p.group <= FEW {
+            let [cuts, splits] = Self::cuts(args, keys, (2 * threads).div_ceil(p.batch));
+            return p.batch * cuts * splits;
+        }
+        let least = p.rows.div_ceil(tiles::most_rows(p.dim, p.group));
+        let wanted = (4 * threads).div_ceil(units).min(p.rows.div_ceil(16));
         units * least.max(wanted)
     }
 
@@ -439,21 +474,31 @@ impl Kernel for Attention {
         };
         // SAFETY: by the contract.
         if let Some((tiles, pages)) = unsafe { Self::tables(args) } {
-            // Neighboring units differ in their head, and so take about as long.
-            for i in (piece..tiles.len() * args.kv_heads).step_by(pieces.max(1)) {
-                let tile = tiles.get(i / args.kv_heads);
-                if let Some(p) = tile.and_then(|tile| self.of_tile(&p, args, tile, pages)) {
+            let mut before = 0;
+            for tile in tiles {
+                let units = self.units(args, tile, pieces == 1);
+                // Neighboring units take about as long, so pieces take turns.
+                let skipped = (piece + pieces - before % pieces) % pieces;
+                before += units;
+                if skipped >= units {
+                    continue;
+                }
+                let Some(p) = self.of_tile(&p, args, tile, pages) else {
+                    continue;
+                };
+                let cuts = self.tile_cuts(args, tile, pieces == 1);
+                for i in (skipped..units).step_by(pieces) {
                     // SAFETY: by the contract.
-                    unsafe { self.tile(&p, store, i % args.kv_heads, scratch) };
+                    unsafe { self.tile(&p, store, i, cuts, scratch) };
                 }
             }
             return;
         }
         if p.rows * p.group <= FEW {
-            let cuts = self.cuts(args, pieces / p.batch);
+            let cuts = Self::cuts(args, self.reach(p.live), pieces / p.batch);
             for i in part(p.batch * cuts[0] * cuts[1], 1, piece, pieces) {
                 // SAFETY: by the contract.
-                unsafe { self.line(&p, store, i, cuts, scratch) };
+                unsafe { self.line(&p, store, i, cuts, 16, scratch) };
             }
             return;
         }

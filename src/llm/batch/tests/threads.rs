@@ -4,12 +4,14 @@ use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{ErrorKind, Result};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::Candidates;
-use crate::llm::batch::steps::Steps;
+use crate::llm::batch::steps::{BatchSequence, Steps};
 use crate::llm::engine::{BatchConfig, Reproducible, RowModel, Span};
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel};
 use crate::quota;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 /// Prompt, tokens one by one, a draft, and the same again after truncation.
@@ -159,10 +161,10 @@ fn a_fork_goes_on_from_the_same_text() {
     assert_eq!(alone[0], alone[1]);
 }
 
-/// A model with a bug.
-struct Panics(FakeRows);
+/// Calls a function before each step.
+struct Hooked(FakeRows, Box<dyn FnMut() + Send>);
 
-impl RowModel for Panics {
+impl RowModel for Hooked {
     fn config(&self) -> BatchConfig {
         self.0.config()
     }
@@ -171,46 +173,79 @@ impl RowModel for Panics {
         self.0.vocab()
     }
 
-    fn step(&mut self, _: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
-        panic!("a bug")
+    fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
+        (self.1)();
+        self.0.step(spans)
     }
 
-    fn logits(&mut self, _: usize, _: usize, _: &mut Vec<f32>) -> Result<()> {
-        Ok(())
+    fn logits(&mut self, first: usize, rows: usize, out: &mut Vec<f32>) -> Result<()> {
+        self.0.logits(first, rows, out)
     }
 
-    fn most_likely(&mut self, _: usize, _: usize, _: &mut Vec<u32>) -> Result<()> {
-        Ok(())
+    fn most_likely(&mut self, first: usize, rows: usize, out: &mut Vec<u32>) -> Result<()> {
+        self.0.most_likely(first, rows, out)
     }
 
     fn finds_candidates(&self) -> bool {
-        false
+        self.0.finds_candidates()
     }
 
-    fn candidates(&mut self, _: usize, _: usize, _: &mut Candidates) -> Result<()> {
-        Ok(())
+    fn candidates(&mut self, first: usize, rows: usize, out: &mut Candidates) -> Result<()> {
+        self.0.candidates(first, rows, out)
     }
 
-    fn copy_pages(&mut self, _: &[[u32; 2]]) -> Result<()> {
-        Ok(())
+    fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {
+        self.0.copy_pages(pages)
     }
 }
 
-#[test]
-fn no_one_waits_for_a_thread_that_panicked() {
+fn hooked(hook: impl FnMut() + Send + 'static) -> Steps {
     let config = BatchConfig {
-        pages: 2,
+        pages: 4,
         context: 100,
         rows: 128,
         logits: 64,
         reproducible: Reproducible::No,
     };
-    let steps = Steps::start(Panics(FakeRows::new(config, true))).unwrap();
-    let mut sequences = [steps.sequence(), steps.sequence()];
-    for sequence in &mut sequences {
-        assert_eq!(
-            sequence.most_likely(&[1]).unwrap_err().kind(),
-            ErrorKind::Internal
-        );
+    Steps::start(Hooked(FakeRows::new(config, true), Box::new(hook))).unwrap()
+}
+
+#[test]
+fn no_one_waits_for_a_step_that_panicked() {
+    for together in [false, true] {
+        let steps = hooked(|| panic!("a bug"));
+        let mut sequences = [steps.sequence(), steps.sequence()];
+        if together {
+            let found = BatchSequence::forward_each(&mut sequences, &[1, 2]);
+            assert_eq!(found.unwrap_err().kind(), ErrorKind::Internal);
+        }
+        for sequence in &mut sequences {
+            let found = sequence.most_likely(&[1]);
+            assert_eq!(found.unwrap_err().kind(), ErrorKind::Internal);
+        }
     }
+}
+
+#[test]
+fn a_sequence_without_company_runs_its_steps_itself() {
+    let threads = Arc::new(Mutex::new(Vec::new()));
+    let used = threads.clone();
+    let steps = hooked(move || used.lock().unwrap().push(std::thread::current().id()));
+    let own = |ran: &[ThreadId]| ran.iter().all(|id| *id == std::thread::current().id());
+    let ran = || std::mem::take(&mut *threads.lock().unwrap());
+    let mut sequences = [steps.sequence(), steps.sequence()];
+    for token in [1, 2] {
+        sequences[0].most_likely(&[token]).unwrap();
+    }
+    let alone = ran();
+    assert!(alone.len() == 2 && own(&alone), "{alone:?}");
+    BatchSequence::forward_each(&mut sequences, &[3, 4]).unwrap();
+    let together = ran();
+    assert!(!together.is_empty() && !own(&together), "{together:?}");
+    // The other one is still expected, so the thread waits for it; then it is forgotten.
+    for token in [5, 6, 7] {
+        sequences[1].most_likely(&[token]).unwrap();
+    }
+    let last = ran();
+    assert!(last.len() == 3 && own(&last[1..]), "{last:?}");
 }

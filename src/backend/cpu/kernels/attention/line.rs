@@ -95,9 +95,10 @@ impl Job for Line<'_, '_> {
             let mine = std::slice::from_raw_parts(sums.cast_const(), count * own);
             let (mut merged, mut parts, mut splits) = (None, mine, 1);
             if self.splits > 1 {
+                // `y` is a multiple of the number of heads.
                 let owner = (
                     store.y.as_ptr::<u8>() as usize,
-                    self.batch * p.kv_heads + heads.start,
+                    p.y + self.batch * p.kv_heads + heads.start,
                 );
                 merged = self.partials.add(owner, self.split, self.splits, mine);
                 let Some(all) = &merged else { return };
@@ -171,7 +172,7 @@ unsafe fn block<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, roo
             false => all_scores::<S, false>(&k, vectors, room),
         }
         let keep = soften::<S>(p, unit, &keys, room.weights, [0, vectors], room.running);
-        let v = p.v.run(unit.batch, unit.kv, first, first + count);
+        let v = p.v.run(unit.batch, unit.kv, first, end);
         let (v, halves) = readable::<S>(&p.v, v, room);
         match halves {
             true => all_values::<S, true>(&v, vectors, &keep, room),
@@ -220,11 +221,11 @@ unsafe fn load<S: Simd, const HALVES: bool>(at: *const u8, i: usize) -> S::F {
     }
 }
 
-/// Asks for the row that stands where the next block is expected to have the row at `at`.
+/// Asks for the row that is expected in the next block at the place of the row at `at`.
 #[inline(always)]
 fn ahead<S: Simd>(at: *const u8, run: &Run) {
     for line in (0..run.bytes).step_by(64) {
-        S::prefetch(at.wrapping_add(BLOCK * run.step + line));
+        S::prefetch(at.wrapping_add(run.ahead).wrapping_add(line));
     }
 }
 

@@ -33,9 +33,11 @@ pub struct Run {
     pub at: *const u8,
     /// Bytes from one row to the next.
     pub step: usize,
-    /// Bytes of a row, to be read from memory.
-    pub bytes: usize,
     pub count: usize,
+    /// Bytes from a row to the one expected at its place in the next block, modulo 2^64.
+    pub ahead: usize,
+    /// Bytes of such a row, to be read from memory; 0 if none is expected.
+    pub bytes: usize,
 }
 
 impl Rows {
@@ -101,24 +103,29 @@ impl Rows {
     /// The rows of keys from `first` on, at most a block, before `end` and up to the end of the
     /// ring or page.
     /// # Safety
-    /// There is a page for key `first`.
+    /// There are pages for the keys from `first` to `end`.
     #[inline(always)]
     pub unsafe fn run(&self, batch: usize, kv: usize, first: usize, end: usize) -> Run {
-        let (place, left) = match (self.pages, self.ring) {
+        let (place, left, ahead) = match (self.pages, self.ring) {
             (Some(pages), _) => {
-                // SAFETY: by the contract.
-                let page = unsafe { *pages.add(first / BLOCK) } as usize;
-                (page * BLOCK + first % BLOCK, BLOCK - first % BLOCK)
+                // SAFETY: by the contract, also for a key before `end`.
+                let page = |key: usize| unsafe { *pages.add(key / BLOCK) } as usize;
+                let (own, left) = (page(first), BLOCK - first % BLOCK);
+                let next = (first + left < end).then(|| page(first + left));
+                let ahead = next.map(|next| next.wrapping_sub(own).wrapping_mul(BLOCK));
+                (own * BLOCK + first % BLOCK, left, ahead)
             }
-            (None, Some(ring)) => (first % ring, ring - first % ring),
-            (None, None) => (first, usize::MAX),
+            (None, Some(ring)) => (first % ring, ring - first % ring, Some(BLOCK)),
+            (None, None) => (first, usize::MAX, Some(BLOCK)),
         };
         let at = ((batch * self.keys + place) * self.kv_heads + kv) * self.bytes();
+        let step = self.kv_heads * self.bytes();
         Run {
             at: self.at.wrapping_add(at),
-            step: self.kv_heads * self.bytes(),
-            bytes: self.bytes(),
+            step,
             count: (end - first).min(BLOCK).min(left),
+            ahead: ahead.unwrap_or(0).wrapping_mul(step),
+            bytes: ahead.map_or(0, |_| self.bytes()),
         }
     }
 
