@@ -17,6 +17,7 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
+use self::tensor_cores::FewRows;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
 
 use super::norm;
@@ -462,7 +463,7 @@ impl MatMulE0m {
     fn activations_of(
         &self,
         cx: &mut LowerCx<'_>,
-        (rows, few): (&Dim, Option<i64>),
+        (rows, few): (&Dim, Option<FewRows>),
         k: usize,
         gain: usize,
         y: DType,
@@ -479,7 +480,7 @@ impl MatMulE0m {
                 .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, few), rows)
                 .is_some();
         let itself = match on_tensor_cores {
-            true => tensor_cores::holds_row(cx.device(), k),
+            true => few.is_none_or(FewRows::can_normalize) && tensor_cores::holds_row(cx.device(), k),
             // Activations before normalization may be too large for halves.
             false => vector && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
         };

@@ -144,8 +144,8 @@ impl Shared {
     }
 }
 
-/// Runs steps of many sequences on a thread of its own. The thread ends once this value and all its
-/// sequences are dropped.
+/// Runs steps of many sequences on a thread of its own, and those of a sequence without company on
+/// the thread of its caller. The thread ends once this value and all its sequences are dropped.
 #[derive(Debug)]
 pub struct Steps {
     shared: Arc<Shared>,

@@ -66,7 +66,7 @@ type Tile = [i32; 4];
 
 /// Number of rows of a tile, and of keys that its first row sees.
 fn tile_size([_, rows, _, seen]: &Tile) -> [usize; 2] {
-    [*rows, *seen].map(|n| usize::try_from(n).unwrap_or(0))
+    [*rows, *seen].map(|n| n.max(0).unsigned_abs() as usize)
 }
 
 /// A mask, with its strides along sequences, heads, rows and keys.

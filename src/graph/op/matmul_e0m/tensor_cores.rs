@@ -73,9 +73,11 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
 
 /// Results with at most this many rows use the tiles for few rows.
 pub const FEW_ROWS: i64 = 128;
-/// A work-group of the vector kernel computes at most this many rows, along the side of one or two
-/// tensor core instructions.
-const TILES: [i64; 2] = [8, 16];
+/// A work-group of the vector kernel computes at most this many rows, along the side of one, two or
+/// four tensor core instructions.
+const TILES: [i64; 3] = [8, 16, ROUNDED];
+/// The tile for which weights are rounded to halves.
+const ROUNDED: i64 = 32;
 /// Numbers of rows after which the computation changes.
 pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
 /// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
@@ -94,6 +96,28 @@ const WARP: u32 = 32;
 /// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
 /// would need too many registers.
 const HELD: usize = 4;
+
+/// How the vector kernel computes more than one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FewRows {
+    /// Rows of a work-group: one of [`TILES`].
+    tile: i64,
+    /// Maximum number of rows.
+    most: i64,
+}
+
+impl FewRows {
+    /// True if weights are rounded to halves, as in the matrix kernel. That is invisible in half
+    /// results.
+    fn rounds(self) -> bool {
+        self.tile == ROUNDED
+    }
+
+    /// True if the kernel can normalize the rows.
+    pub(super) fn can_normalize(self) -> bool {
+        !self.rounds()
+    }
+}
 
 /// Tile of the matrix kernel: warps along rows and columns, 16-row tiles per warp, pipeline stages,
 /// and warps that share each sum (split-k).
@@ -244,7 +268,7 @@ impl MatMulE0m {
         device: &DeviceProfile,
         [x, y]: [DType; 2],
         [k, n]: [usize; 2],
-        (two, few): (bool, Option<i64>),
+        (two, few): (bool, Option<FewRows>),
         rows: &Dim,
     ) -> Option<Call<VectorArgs>> {
         let block = self.block(x, k).filter(|_| device.supports(&VECTOR))?;
@@ -253,7 +277,9 @@ impl MatMulE0m {
         if self.bits == Bits::Four && y != DType::F16 {
             return None;
         }
-        let most = (block * HELD).min(K_BLOCK);
+        let rounds = few.is_some_and(FewRows::rounds);
+        let held = if rounds { HELD / 2 } else { HELD };
+        let most = (block * held).min(K_BLOCK);
         // The longest k-block of whole blocks.
         let mut lengths = (1..=most / block).rev().map(|b| b * block);
         let length = lengths.find(|l| k_block(self.group, *l) == *l)?;
@@ -272,64 +298,80 @@ impl MatMulE0m {
             warps /= 2;
         }
         // The sums of 16 rows need as many registers as 16 warps share.
-        if few == Some(TILES[1]) {
+        if few.is_some_and(|few| few.tile == TILES[1]) {
             warps = warps.min(MAX_WARPS / 2);
+        }
+        let down = match few {
+            Some(few) => rows.ceil_div(few.tile).ok()?,
+            None => 1.into(),
+        };
+        let mut across = 1;
+        if let Some(few) = few.filter(|few| few.rounds()) {
+            warps = MAX_WARPS / 2 / if two { 2 } else { 1 };
+            // Warps for other columns read the same x, which is worth it if enough work-groups
+            // remain.
+            let down = (few.most - 1) / ROUNDED + 1;
+            let all = down.saturating_mul(num::signed(groups));
+            across = if !two && all >= 2 * num::signed(units) {
+                2
+            } else {
+                1
+            };
         }
         // Every other warp processes the second weight. Cooperative matrices of a few rows lie in
         // local memory, which has no room for more.
         if two && warps <= MAX_WARPS / 2 && !(few.is_some() && by_matrices(device)) {
             warps *= 2;
         }
+        let groups = n.div_ceil(COLUMNS * across);
         let call =
             format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length).define("FLAT", 1);
+        let call = match rounds {
+            true => call.define("ACROSS", num::signed(across)),
+            false => call,
+        };
         let call = if k.is_multiple_of(length) {
             call.define("WHOLE", 1)
         } else {
             call
         };
         let call = match few {
-            Some(rows) => call.define("FEW", rows),
+            Some(few) => call.define("FEW", few.tile),
             None if self.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
                 call.define("PAIRS", 1)
             }
             None => call,
         };
-        let down = match few {
-            Some(few) => rows.ceil_div(few).ok()?,
-            None => 1.into(),
-        };
         Some(call.grid(Dim::from_usize(groups), down, 1))
     }
 
-    /// The number of rows that a work-group of the vector kernel computes if there are at most
-    /// `most` rows of `k` elements. `None` for one row, and for more than suit the kernel.
+    /// How the vector kernel computes at most `most` rows of `k` elements. `None` for one row, and
+    /// for more than suit the kernel.
     pub(super) fn few_rows(
         &self,
         device: &DeviceProfile,
         types: [DType; 2],
         k: usize,
         most: i64,
-    ) -> Option<i64> {
-        let float = self.activations == ActivationType::Float;
-        let few = match device.tensor_cores {
-            Some(TensorCores::Ptx) if most <= VECTOR_ROWS => {
-                TILES.into_iter().find(|few| most <= *few).unwrap_or(TILES[1])
+    ) -> Option<FewRows> {
+        if most <= 1 || self.activations != ActivationType::Float {
+            return None;
+        }
+        let halves = types[1] == DType::F16;
+        let tile = match device.tensor_cores? {
+            TensorCores::Ptx => {
+                let tiles = if halves { &TILES[..] } else { &TILES[..2] };
+                let enough = tiles.iter().find(|tile| most <= **tile).or(tiles.last());
+                *enough.filter(|_| halves || most <= VECTOR_ROWS)?
             }
             // Cooperative matrices have 16 rows. Weights are rounded to halves, as in the matrix
             // kernel.
-            Some(TensorCores::CooperativeMatrix)
-                if most <= VECTOR_ROWS
-                    && self.norm.is_none()
-                    && types[1] == DType::F16
-                    && device.supports_form(&VECTOR, "FEW") =>
-            {
-                TILES[1]
+            TensorCores::CooperativeMatrix => {
+                let able = halves && self.norm.is_none() && device.supports_form(&VECTOR, "FEW");
+                Some(TILES[1]).filter(|_| able && most <= VECTOR_ROWS)?
             }
-            _ => return None,
         };
-        if most <= 1 || !float {
-            return None;
-        }
+        let few = FewRows { tile, most };
         self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(few)), &most.into())
             .map(|_| few)
     }
