@@ -4,9 +4,9 @@
 //! [`super::matmul_e0m`].
 //!
 //! For one row, and for more on some devices, a dispatch computes both matmuls and stores only the
-//! function's result, so the gate of a feed-forward layer needs no launch of its own (paper, section
-//! 2.2, counts launches among the costs of a decode step). Otherwise there are two dispatches: a
-//! matmul into scratch memory, and one with the function as its epilogue.
+//! function's result, so the gate of a feed-forward layer needs no launch of its own (paper,
+//! section 2.2, counts launches among the costs of a decode step). Otherwise there are two
+//! dispatches: a matmul into scratch memory, and one with the function as its epilogue.
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{ActivationType, MatMulE0m, Weights, packed_case, packed_size, rows};

@@ -81,6 +81,8 @@ pub(super) fn cases() -> Vec<Case> {
         (Eight, 64, 100, 80, 4096),
         (Four, 128, 19, 160, 68),
         (Four, 64, 100, 96, 4164),
+        (Four, 32, 1030, 64, 36),
+        (Eight, 64, 1030, 64, 36),
         // Groups that the vector kernel splits into k-blocks when many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),

@@ -78,6 +78,8 @@ pub const FEW_ROWS: i64 = 128;
 const TILES: [i64; 3] = [8, 16, ROUNDED];
 /// The tile for which weights are rounded to halves.
 const ROUNDED: i64 = 32;
+/// Maximum rows of that tile: those of the longest chunk of a prompt.
+const ROUNDED_ROWS: i64 = 1024;
 /// Numbers of rows after which the computation changes.
 pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
 /// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
@@ -149,27 +151,8 @@ impl Tile {
             (..=16, true) => Self::new(1, 4, 1, 6, 1),
             (..=FEW_ROWS, true) if fill(n.div_ceil(2 * COLUMNS), units) => Self::new(4, 2, 2, 4, 1),
             (..=FEW_ROWS, true) => Self::new(4, 1, 1, 4, 1),
-            (..=FEW_ROWS, false) => Self::of_few_rows(rows, n, units),
             (_, true) => Self::new(2, 4, 4, 4, 1),
             (_, false) => Self::new(1, 4, 8, 4, 1),
-        }
-    }
-
-    /// Few rows give few work-groups: smaller ones, and warps that share sums, keep the compute
-    /// units busy. Local memory limits the stages.
-    fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
-        let (tiles, high) = if rows <= 16 { (1, 16) } else { (2, 32) };
-        let down = (0..rows).step_by(high).count();
-        let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
-        let (wide, narrow) = (groups(4), groups(2));
-        if wide >= 2 * units {
-            Self::new(1, 4, tiles, 6, 1)
-        } else if fill(wide, units) && last_too(wide, units) {
-            Self::new(1, 4, tiles, 2, 4)
-        } else if fill(narrow, units) {
-            Self::new(1, 2, tiles, 3, 4)
-        } else {
-            Self::new(1, 1, tiles, 4, 4)
         }
     }
 
@@ -192,12 +175,6 @@ impl Tile {
 /// idle.
 fn fill(groups: usize, units: usize) -> bool {
     groups >= units - units / 10
-}
-
-/// True if the last wave of work-groups, with one per compute unit, does not waste more than three
-/// tenths of the total time.
-fn last_too(groups: usize, units: usize) -> bool {
-    10 * groups >= 7 * units * groups.div_ceil(units.max(1))
 }
 
 /// The choice that selects the default of [`Tile::of`].
@@ -362,7 +339,8 @@ impl MatMulE0m {
             TensorCores::Ptx => {
                 let tiles = if halves { &TILES[..] } else { &TILES[..2] };
                 let enough = tiles.iter().find(|tile| most <= **tile).or(tiles.last());
-                *enough.filter(|_| halves || most <= VECTOR_ROWS)?
+                let limit = if halves { ROUNDED_ROWS } else { VECTOR_ROWS };
+                *enough.filter(|_| most <= limit)?
             }
             // Cooperative matrices have 16 rows. Weights are rounded to halves, as in the matrix
             // kernel.
@@ -454,18 +432,22 @@ mod tests {
         for case in super::super::cases() {
             let scenario = Scenario::of(&case).unwrap();
             for spec in case::kernels(&scenario, &caps, DType::F16).unwrap() {
-                let numbers = ["BITS", "WARPS_K"].map(|name| spec.defines.get(name).copied().unwrap_or(1));
+                let numbers = ["BITS", "ACROSS"].map(|name| spec.defines.get(name).copied().unwrap_or(0));
                 if spec.uses(Language::OpenClC, Feature::TensorCores) {
-                    found.insert((spec.kernel.name, numbers[0], numbers[1] > 1));
+                    found.insert((spec.kernel.name, numbers));
                 }
             }
         }
-        let shared = [4, 8].map(|bits| (MATRIX.name, bits, true));
-        let vector = [4, 8].map(|bits| (VECTOR.name, bits, false));
-        assert!(
-            shared.iter().chain(&vector).all(|k| found.contains(k)),
-            "{found:?}"
-        );
+        for bits in [4, 8] {
+            for expected in [
+                (MATRIX.name, [bits, 0]),
+                (VECTOR.name, [bits, 0]),
+                (VECTOR.name, [bits, 1]),
+                (VECTOR.name, [bits, 2]),
+            ] {
+                assert!(found.contains(&expected), "{expected:?} of {found:?}");
+            }
+        }
     }
 
     #[test]
