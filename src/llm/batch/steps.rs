@@ -9,7 +9,7 @@ use super::step::{Step, StepOutput};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
-use crate::llm::{Candidates, LanguageModel};
+use crate::llm::{Cancel, Candidates, LanguageModel};
 use crate::quota;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,14 +70,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a step, unless another thread does. The state is unlocked meanwhile.
+    /// Plans and runs a step, unless another thread runs one. The state is unlocked meanwhile.
     fn run_step<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let Some(runner) = state.runner.take() else {
+        let Some(mut runner) = state.runner.take() else {
             return state;
         };
-        drop(state);
         // The panic has been reported.
-        let ran = catch_unwind(AssertUnwindSafe(|| self.run_with(runner)));
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            // Under the lock that found the jobs: none may be cancelled before it is in the step.
+            state.scheduler.expect_none();
+            state.scheduler.plan(&mut runner.step);
+            drop(state);
+            self.run_with(runner)
+        }));
         let mut state = self.lock();
         match ran {
             Ok(runner) => state.runner = Some(runner),
@@ -91,10 +96,8 @@ impl Shared {
     }
 
     fn run_with(&self, mut runner: Box<Runner>) -> Box<Runner> {
-        let mut state = self.lock();
-        state.scheduler.expect_none();
-        state.scheduler.plan(&mut runner.step);
-        drop(state);
+        // A call that is cancelled must not end a step, which may have rows of other sequences.
+        let _uncancelled = quota::cancellable(&Cancel::default());
         let start = Instant::now();
         let result = runner.run();
         let time = start.elapsed();
@@ -388,7 +391,7 @@ impl BatchSequence {
             }
             if state.is_alone(self.id) {
                 state = shared.run_step(state);
-                if state.scheduler.has_jobs() {
+                if state.scheduler.has_jobs() && !state.is_alone(self.id) {
                     shared.work.notify_all();
                 }
                 continue;
