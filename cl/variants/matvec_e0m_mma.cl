@@ -6,12 +6,11 @@
 // their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places: x / sqrt(mean of squares + epsilon)
 // * gain. One row is normalised into local memory first. A few are multiplied by the gain and by powers of two, so that halves neither overflow nor
 // round twice, and what is missing to the root multiplies the sums. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
-// With ACROSS a work-group takes FEW rows and ACROSS times 32 columns: a warp takes 32 columns and a share of the stretches of
-// weights, which become halves s * (w1 - b) once for all rows.
+// With ACROSS a work-group takes 32 rows, FEW, and ACROSS times 32 columns: a warp takes 32 columns
+// and a share of the stretches of weights, which become halves s * (w1 - b) once for all rows.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
-#ifdef ACROSS
 // Weights of a block: those that the four work-items of a column bring in a word each.
 #define BLOCK (4 * PER)
 #define EACH (GROUP / BLOCK)
@@ -21,20 +20,18 @@
 #else
 #define SIDES 1
 #endif
+// How many times eight rows.
+#ifdef FEW
 #define EIGHTS (FEW / 8)
-// Warps with the same rows, and of these, those with the same columns and weight.
-#define NEIGHBOURS (SIDES * ACROSS)
-#define SHARES (WARPS / NEIGHBOURS)
+#else
+#define EIGHTS 1
+#endif
+#define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
 #ifdef PER4
 #define XS uint2
-#define PAIRS 2
 #else
 #define XS uint4
-#define PAIRS 4
 #endif
-#define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
-#define LEVEL_PAIR(d, word, j) MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
-#define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
 #ifdef WHOLE
 #define BLOCK_OF(s) ((s) * EACH + b)
 #define ENDS(s) false
@@ -42,6 +39,17 @@
 #define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
 #define ENDS(s) ((s) * EACH + b >= blocks)
 #endif
+#ifdef ACROSS
+// Warps with the same rows, and of these, those with the same columns and weight.
+#define NEIGHBOURS (SIDES * ACROSS)
+#define SHARES (WARPS / NEIGHBOURS)
+#ifdef PER4
+#define PAIRS 2
+#else
+#define PAIRS 4
+#endif
+#define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
+#define LEVEL_PAIR(d, word, j) MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
 // With more than 128 registers, only one work-group of 8 warps fits on a unit. So scales are loaded
 // late, and rows of x are indices, not addresses.
 #define LOAD(words, s) { \
@@ -155,22 +163,11 @@ KERNEL {
   }
 }
 #else
-// Weights of a block: those that the four work-items of a column bring in a word each.
-#define BLOCK (4 * PER)
-#define EACH (GROUP / BLOCK)
-#define WARPS (WG / 32)
-#ifdef HAS_CODES2
-#define SIDES 2
-#else
-#define SIDES 1
-#endif
-// EIGHTS: how many times eight rows. OWN: rows of each eight of which a work-item has sums.
+// OWN: rows of each eight of which a work-item has sums.
 #ifdef FEW
-#define EIGHTS (FEW / 8)
 #define OWN 2
 #define HELD_ROWS FEW
 #else
-#define EIGHTS 1
 #define OWN 1
 #define HELD_ROWS 1
 #endif
@@ -182,13 +179,7 @@ KERNEL {
   MASKED_OR(d, word, LEVELS(from), 0x40004000u);
 #define APART(from) ((float)(1 << (10 - BITS - (from))))
 #define W1(from, dot, sum) (APART(from) * (dot) - (2.0f * APART(from) - 2.0f) * (sum))
-#define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
 #define ONES 0x3C003C00u
-#ifdef PER4
-#define XS uint2
-#else
-#define XS uint4
-#endif
 #define LOAD_WORDS(words, pair, s) { \
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
     pair = pair_at[(s) / SPAN * step]; \
@@ -198,13 +189,6 @@ KERNEL {
 #define X_ROW(r) x_rows[r]
 #else
 #define X_ROW(r) x_words
-#endif
-#ifdef WHOLE
-#define BLOCK_OF(s) ((s) * EACH + b)
-#define ENDS(s) false
-#else
-#define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
-#define ENDS(s) ((s) * EACH + b >= blocks)
 #endif
 // x in local memory is there at once; else it is on its way with the words. X1, X2: pairs of x that meet codes of one place: as they lie in memory, or
 // side by side, as a normalised row is stored.
