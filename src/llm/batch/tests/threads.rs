@@ -1,7 +1,7 @@
 //! Sequences in threads of their own.
 
 use super::{CONFIG, FakeRows, VOCAB, steps};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::Candidates;
 use crate::llm::batch::steps::{BatchSequence, Steps};
@@ -161,8 +161,8 @@ fn a_fork_goes_on_from_the_same_text() {
     assert_eq!(alone[0], alone[1]);
 }
 
-/// Calls a function before each step.
-struct Hooked(FakeRows, Box<dyn FnMut() + Send>);
+/// Calls a function before each step, which fails with it.
+struct Hooked(FakeRows, Box<dyn FnMut() -> Result<()> + Send>);
 
 impl RowModel for Hooked {
     fn config(&self) -> BatchConfig {
@@ -174,7 +174,7 @@ impl RowModel for Hooked {
     }
 
     fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
-        (self.1)();
+        (self.1)()?;
         self.0.step(spans)
     }
 
@@ -199,7 +199,7 @@ impl RowModel for Hooked {
     }
 }
 
-fn hooked(hook: impl FnMut() + Send + 'static) -> Steps {
+fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
     let config = BatchConfig {
         pages: 4,
         context: 100,
@@ -230,7 +230,10 @@ fn no_one_waits_for_a_step_that_panicked() {
 fn a_sequence_without_company_runs_its_steps_itself() {
     let threads = Arc::new(Mutex::new(Vec::new()));
     let used = threads.clone();
-    let steps = hooked(move || used.lock().unwrap().push(std::thread::current().id()));
+    let steps = hooked(move || {
+        used.lock().unwrap().push(std::thread::current().id());
+        Ok(())
+    });
     let own = |ran: &[ThreadId]| ran.iter().all(|id| *id == std::thread::current().id());
     let ran = || std::mem::take(&mut *threads.lock().unwrap());
     let mut sequences = [steps.sequence(), steps.sequence()];
@@ -248,4 +251,24 @@ fn a_sequence_without_company_runs_its_steps_itself() {
     }
     let last = ran();
     assert!(last.len() == 3 && own(&last[1..]), "{last:?}");
+}
+
+#[test]
+fn a_call_that_is_cancelled_in_its_step_fails_no_step() {
+    let cancel = Cancel::default();
+    let inner = cancel.clone();
+    let steps = hooked(move || {
+        inner.cancel();
+        quota::check().map_err(|e| Error::exceeded(Stage::Run, e))
+    });
+    let mut sequences = [steps.sequence(), steps.sequence()];
+    sequences[0].most_likely(&[1; PAGE]).unwrap();
+    let [used, _] = steps.used_pages();
+    assert_eq!(used, 1);
+    cancel.reset();
+    let _cancellable = quota::cancellable(&cancel);
+    sequences[1].most_likely(&[2]).unwrap();
+    assert!(cancel.is_cancelled());
+    // The other one was not evicted.
+    assert_eq!(steps.used_pages()[0], used + 1);
 }
