@@ -1,8 +1,8 @@
 //! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and
 //! 8-bit weights are decoded to halves in registers, and the tensor cores multiply and sum in
 //! single precision. The matrix kernel rounds `s * (w1 - b)` to a half, and so does the vector
-//! kernel in WGSL for a few rows; else the vector kernel multiplies by halves derived from `w1` and
-//! scales its sums. Results of 4-bit weights are halves too.
+//! kernel for a few rows in WGSL and for more than 16 in PTX; else the vector kernel multiplies by
+//! halves derived from `w1` and scales its sums. Results of 4-bit weights are halves too.
 
 use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
 use crate::backend::kernel::{Feature, Features, Form};
@@ -71,7 +71,7 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
     2 * k + SUMS <= device.local_bytes as usize
 }
 
-/// Results with at most this many rows use the tiles for few rows.
+/// Results with at most this many rows use the tiles for few rows of the matrix kernel in WGSL.
 pub const FEW_ROWS: i64 = 128;
 /// A work-group of the vector kernel computes at most this many rows, along the side of one, two or
 /// four tensor core instructions.
@@ -85,8 +85,8 @@ pub const ROW_LIMITS: [i64; 4] = [TILES[0], TILES[1], VECTOR_ROWS, FEW_ROWS];
 /// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
 /// more are better normalized once.
 pub const NORM_ROWS: i64 = TILES[0];
-/// Maximum rows of the vector kernel. Several work-groups compute the same columns and share the
-/// weights in the device's cache.
+/// Maximum rows of the vector kernel's other tiles. Several work-groups compute the same columns,
+/// and share the weights in the device's cache.
 const VECTOR_ROWS: i64 = 4 * TILES[1];
 /// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
