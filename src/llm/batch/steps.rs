@@ -83,19 +83,16 @@ impl Shared {
             drop(state);
             self.run_with(runner)
         }));
-        let mut state = self.lock();
-        match ran {
-            Ok(runner) => state.runner = Some(runner),
-            Err(_) => {
-                state.ended = true;
-                state.turns.iter().for_each(|turn| turn.notify_all());
-                self.work.notify_all();
-            }
-        }
-        state
+        ran.unwrap_or_else(|_| {
+            let mut state = self.lock();
+            state.ended = true;
+            state.turns.iter().for_each(|turn| turn.notify_all());
+            self.work.notify_all();
+            state
+        })
     }
 
-    fn run_with(&self, mut runner: Box<Runner>) -> Box<Runner> {
+    fn run_with(&self, mut runner: Box<Runner>) -> MutexGuard<'_, State> {
         // A call that is cancelled must not end a step, which may have rows of other sequences.
         let _uncancelled = quota::cancellable(&Cancel::default());
         let start = Instant::now();
@@ -114,7 +111,9 @@ impl Shared {
             Ok(()) => scheduler.finish(step, found, model.vocab(), time, &mut answered),
             Err(e) => scheduler.fail(step, &e, &mut answered),
         }
-        runner
+        // Under the lock that answered: a sequence without company may go on itself.
+        state.runner = Some(runner);
+        state
     }
 
     /// Runs steps until the last sequence is closed.
@@ -336,7 +335,11 @@ impl BatchSequence {
         }
         drop(state);
         shared.work.notify_all();
-        let take = |s: &mut Self| s.wait(|answer| std::mem::take(&mut answer.logits));
+        let take = |s: &mut Self| {
+            s.wait(&shared, shared.lock(), |answer| {
+                std::mem::take(&mut answer.logits)
+            })
+        };
         // All are waited for, even after an error.
         let rows: Vec<Result<Vec<f32>>> = sequences.iter_mut().map(take).collect();
         rows.into_iter().collect()
@@ -348,21 +351,32 @@ impl BatchSequence {
         check_tokens(tokens, self.facts.vocab)
     }
 
-    /// Queues tokens; the last `outputs` have results. [`BatchSequence::wait`] must follow.
-    fn queue(&mut self, tokens: &[u32], outputs: usize, wanted: Wanted) -> Result<()> {
+    /// Queues tokens, of which the last `outputs` have results, waits for the answer and passes it
+    /// to `take`.
+    fn ask<T>(
+        &mut self,
+        tokens: &[u32],
+        outputs: usize,
+        wanted: Wanted,
+        take: impl FnOnce(&mut JobResult) -> T,
+    ) -> Result<T> {
         self.check(tokens)?;
-        let mut state = self.shared.lock();
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
         state.queue(self.id, tokens, outputs, wanted);
         if !state.is_alone(self.id) {
-            self.shared.work.notify_all();
+            shared.work.notify_all();
         }
-        Ok(())
+        self.wait(&shared, state, take)
     }
 
     /// Waits for the answer to what was queued, and passes it to `take`.
-    fn wait<T>(&mut self, take: impl FnOnce(&mut JobResult) -> T) -> Result<T> {
-        let shared = self.shared.clone();
-        let mut state = shared.lock();
+    fn wait<'a, T>(
+        &mut self,
+        shared: &'a Shared,
+        mut state: MutexGuard<'a, State>,
+        take: impl FnOnce(&mut JobResult) -> T,
+    ) -> Result<T> {
         let mut limit = None;
         let result = loop {
             if let Some(answer) = state.scheduler.answer(self.id) {
@@ -447,14 +461,16 @@ impl LanguageModel for BatchSequence {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        self.queue(tokens, 1, Wanted::Logits)?;
-        self.wait(|answer| std::mem::swap(logits, &mut answer.logits))
+        self.ask(tokens, 1, Wanted::Logits, |answer| {
+            std::mem::swap(logits, &mut answer.logits);
+        })
     }
 
     fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         self.check_rows(tokens)?;
-        self.queue(tokens, tokens.len(), Wanted::Logits)?;
-        self.wait(|answer| std::mem::take(&mut answer.logits))
+        self.ask(tokens, tokens.len(), Wanted::Logits, |answer| {
+            std::mem::take(&mut answer.logits)
+        })
     }
 
     fn most_rows(&self) -> usize {
@@ -462,15 +478,15 @@ impl LanguageModel for BatchSequence {
     }
 
     fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
-        self.queue(tokens, 1, Wanted::MostLikely)?;
-        let id = self.wait(|answer| answer.ids.last().copied())?;
+        let id = self.ask(tokens, 1, Wanted::MostLikely, |answer| answer.ids.last().copied())?;
         id.ok_or_else(|| Error::internal(Stage::Run, "a step without a token"))
     }
 
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
         self.check_rows(tokens)?;
-        self.queue(tokens, tokens.len(), Wanted::MostLikely)?;
-        self.wait(|answer| std::mem::take(&mut answer.ids))
+        self.ask(tokens, tokens.len(), Wanted::MostLikely, |answer| {
+            std::mem::take(&mut answer.ids)
+        })
     }
 
     fn finds_candidates(&self) -> bool {
@@ -478,14 +494,16 @@ impl LanguageModel for BatchSequence {
     }
 
     fn candidates(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
-        self.queue(tokens, 1, Wanted::Candidates)?;
-        self.wait(|answer| std::mem::swap(found, &mut answer.candidates))
+        self.ask(tokens, 1, Wanted::Candidates, |answer| {
+            std::mem::swap(found, &mut answer.candidates);
+        })
     }
 
     fn candidates_all(&mut self, tokens: &[u32], found: &mut Candidates) -> Result<()> {
         self.check_rows(tokens)?;
-        self.queue(tokens, tokens.len(), Wanted::Candidates)?;
-        self.wait(|answer| std::mem::swap(found, &mut answer.candidates))
+        self.ask(tokens, tokens.len(), Wanted::Candidates, |answer| {
+            std::mem::swap(found, &mut answer.candidates);
+        })
     }
 
     fn fork(&self) -> Option<Box<dyn LanguageModel + Send>> {
