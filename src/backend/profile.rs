@@ -167,10 +167,13 @@ pub(crate) fn seconds(time: SystemTime) -> u64 {
 
 impl DeviceProfile {
     /// Whether the device can run a kernel. Always true for a generic kernel. For a variant, true
-    /// if the device has what it needs and the variant is not quarantined. Only this method and
-    /// [`DeviceProfile::supports_form`] make this decision.
+    /// if it has a source in the device's language, the device has what it needs, and the variant
+    /// is not quarantined. Only this method and [`DeviceProfile::supports_form`] make this
+    /// decision.
     pub fn supports(&self, kernel: &'static Kernel) -> bool {
-        let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
+        let written = self.language().is_none_or(|l| kernel.sources.of(l).is_some());
+        let able =
+            |v: kernel::Variant| written && (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
         kernel.variant.is_none_or(able)
     }
 

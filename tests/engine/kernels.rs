@@ -177,7 +177,7 @@ fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let others = probe::KERNELS.iter().chain(random::KERNELS);
     let all = operators.chain(others).map(|k| (k.name, *k));
     // Native kernels have no source.
-    all.filter(|(_, k)| k.sources.opencl_c.is_some()).collect()
+    all.filter(|(_, k)| !k.is_native()).collect()
 }
 
 /// Native kernels declare the arguments of their descriptors once more.
@@ -194,14 +194,22 @@ fn native_kernels_take_what_descriptors_declare() {
         let kernel = all.iter().find(|k| k.name == name);
         assert!(kernel.is_some_and(|k| native::matches(k)), "{name}");
     }
-    for kernel in all.iter().filter(|k| k.sources.opencl_c.is_none()) {
+    for kernel in all.iter().filter(|k| k.is_native()) {
         assert!(native::names().any(|n| n == kernel.name), "{}", kernel.name);
     }
 }
 
-/// The source of a kernel in a language before expansion; each has one in both.
+/// The languages of a kernel's sources; variants may have only one.
+fn languages(kernel: &Kernel) -> impl Iterator<Item = Language> {
+    let all = Language::ALL.into_iter();
+    let own: Vec<_> = all.filter(|l| kernel.sources.of(*l).is_some()).collect();
+    assert!(own.len() == 2 || kernel.variant.is_some(), "{}", kernel.name);
+    own.into_iter()
+}
+
+/// The source of a kernel in a language before expansion; empty if it has none.
 fn source(kernel: &Kernel, language: Language) -> &'static str {
-    kernel.sources.of(language).unwrap()
+    kernel.sources.of(language).unwrap_or_default()
 }
 
 /// It measures devices, and is compiled only where it is run: some ask for what other kernels do

@@ -1,9 +1,9 @@
 //! Kernels as data: descriptors, specialisation, and expansion of the source in both languages.
 //!
-//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor; the sources of
-//! variants for some devices are in the folders `variants/`. The parameter struct, operand
-//! declarations and accessors of both languages are generated from the descriptor, so the two texts
-//! cannot disagree about them:
+//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The sources of
+//! variants for some devices are in the folders `variants/`; a variant may have only one of them.
+//! The parameter struct, operand declarations and accessors of both languages are generated from
+//! the descriptor, so the two texts cannot disagree about them:
 //!
 //! | operand type | OpenCL C | WGSL | in the kernel text |
 //! |---|---|---|---|
@@ -322,6 +322,23 @@ impl Kernel {
             is_linear: false,
             grid_axes_read: &[],
         }
+    }
+
+    /// Adds the source in OpenCL C.
+    pub const fn with_opencl_c(mut self, source: &'static str) -> Self {
+        self.sources.opencl_c = Some(source);
+        self
+    }
+
+    /// Adds the source in WGSL.
+    pub const fn with_wgsl(mut self, source: &'static str) -> Self {
+        self.sources.wgsl = Some(source);
+        self
+    }
+
+    /// True if no language has a source.
+    pub fn is_native(&self) -> bool {
+        Language::ALL.iter().all(|l| self.sources.of(*l).is_none())
     }
 
     /// The kernel that every device can run in place of this one.

@@ -116,68 +116,13 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 /// arguments, for code that does not use a `Call`.
 ///
 /// After `native`, the kernel has no source: only a backend with
-/// [native kernels](crate::backend::KernelCode::Native) runs it. Otherwise a missing source file is
-/// a compile error.
+/// [native kernels](crate::backend::KernelCode::Native) runs it. After `opencl_c` or `wgsl`, it has
+/// a source in that language only, and must be a variant. Otherwise it has one in both. A missing
+/// source file is a compile error.
 #[macro_export]
 macro_rules! kernel {
     (
-        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = native $name:literal
-        { $($params:tt)* }
-        $($rest:tt)*
-    ) => {
-        $crate::kernel! {
-            @typed native $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name { $($params)* } $($rest)*
-        }
-    };
-    (
-        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
-        { $($params:tt)* }
-        $($rest:tt)*
-    ) => {
-        $crate::kernel! {
-            @typed kernel $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name { $($params)* } $($rest)*
-        }
-    };
-    (
-        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
-        with [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
-        $($methods:tt)*
-    ) => {
-        $(#[$meta])*
-        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> = {
-            const COUNT: usize = <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS.len();
-            static OPERANDS: [$crate::unstable::backend::kernel::Arg; COUNT] =
-                $crate::unstable::backend::kernel::with_operands::<$args, COUNT>(
-                    $crate::kernel!(@operands $($operand: $role $($ty)?,)*),
-                );
-            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
-                @kernel $name,
-                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
-                &OPERANDS
-            )$($methods)*)
-        };
-    };
-    (
-        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
-        $($methods:tt)*
-    ) => {
-        $crate::kernel! {
-            $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name with [] $($methods)*
-        }
-    };
-    (
-        $name:literal
-        { $($($param:ident),+: $param_ty:ident);* $(;)? }
-        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
-    ) => {
-        $crate::kernel!(
-            @kernel $name,
-            $crate::kernel!(@params $($($param: $param_ty,)+)*),
-            $crate::kernel!(@operands $($operand: $role $($ty)?,)*)
-        )
-    };
-    (
-        @typed $kind:tt $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $kind:ident $name:literal
         { $($($param:ident),+: $param_ty:ident);* $(;)? }
         [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
         $($methods:tt)*
@@ -219,17 +164,65 @@ macro_rules! kernel {
                 <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS
             )$($methods)*);
     };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $kind:ident $name:literal
+        with [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        $(#[$meta])*
+        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> = {
+            const COUNT: usize = <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS.len();
+            static OPERANDS: [$crate::unstable::backend::kernel::Arg; COUNT] =
+                $crate::unstable::backend::kernel::with_operands::<$args, COUNT>(
+                    $crate::kernel!(@operands $($operand: $role $($ty)?,)*),
+                );
+            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
+                @$kind $name,
+                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
+                &OPERANDS
+            )$($methods)*)
+        };
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $kind:ident $name:literal
+        $($methods:tt)*
+    ) => {
+        $crate::kernel! {
+            $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $kind $name with [] $($methods)*
+        }
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal $($rest:tt)*
+    ) => {
+        $crate::kernel! {
+            $(#[$meta])* $vis static $kernel: TypedKernel<$args> = both $name $($rest)*
+        }
+    };
+    (
+        $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+    ) => {
+        $crate::kernel!(
+            @both $name,
+            $crate::kernel!(@params $($($param: $param_ty,)+)*),
+            $crate::kernel!(@operands $($operand: $role $($ty)?,)*)
+        )
+    };
     (@native $name:literal, $params:expr, $operands:expr) => {
         $crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
     };
-    (@kernel $name:literal, $params:expr, $operands:expr) => {
-        $crate::unstable::backend::kernel::Kernel {
-            sources: $crate::unstable::backend::kernel::ByLanguage {
-                opencl_c: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl"))),
-                wgsl: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl"))),
-            },
-            ..$crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
-        }
+    (@opencl_c $name:literal, $params:expr, $operands:expr) => {
+        $crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
+            .with_opencl_c(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl")))
+    };
+    (@wgsl $name:literal, $params:expr, $operands:expr) => {
+        $crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
+            .with_wgsl(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")))
+    };
+    (@both $name:literal, $params:expr, $operands:expr) => {
+        $crate::kernel!(@opencl_c $name, $params, $operands)
+            .with_wgsl(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")))
     };
     (@params $($param:ident: $ty:ident,)*) => {
         &[$((stringify!($param), $crate::unstable::backend::kernel::FieldTy::$ty)),*]

@@ -1,6 +1,6 @@
 //! Kernel texts in the compilers of the devices that there are.
 
-use super::{SPARSE, is_probe, kernels, specs};
+use super::{SPARSE, is_probe, kernels, languages, specs};
 use std::collections::BTreeSet;
 use tlite_testing::Tier;
 use transformer_lite::unstable::backend::kernel::{Feature, KernelSpec, Language, Ty};
@@ -31,7 +31,8 @@ fn specialisations_compile_on_the_device() {
                     backend.caps().profile.f16_math,
                 );
                 let able = |s: &&KernelSpec| {
-                    !is_probe(s.kernel)
+                    languages(s.kernel).any(|l| l == language)
+                        && !is_probe(s.kernel)
                         && (units || !s.uses(language, Feature::TensorCores))
                         && (units || !s.uses(language, Feature::Subgroups))
                         && (halves || !s.multiplies_halves())
@@ -74,7 +75,8 @@ fn opencl_arguments_are_the_descriptors() {
     let halves = device.extensions().unwrap().contains("cl_khr_fp16");
     let context = Context::from_device(&device).unwrap();
     let mut checked = BTreeSet::new();
-    for spec in specs() {
+    let in_opencl_c = |spec: &&KernelSpec| languages(spec.kernel).any(|l| l == Language::OpenClC);
+    for spec in specs().iter().filter(in_opencl_c) {
         // Names depend on the operands that are bound and on their types, not on numbers.
         let key = (
             spec.kernel.name,

@@ -1,6 +1,6 @@
 //! WGSL texts against their descriptors.
 
-use super::specs;
+use super::{languages, specs};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use transformer_lite::unstable::backend::kernel::{Feature, FieldTy, KernelSpec, Language, Ty};
 use transformer_lite::unstable::tensor::DType;
@@ -42,7 +42,8 @@ type Binding = (u32, String, &'static str, String);
 
 #[test]
 fn wgsl_validates_and_its_bindings_are_the_descriptors() {
-    for spec in specs() {
+    let in_wgsl = |spec: &&KernelSpec| languages(spec.kernel).any(|l| l == Language::Wgsl);
+    for spec in specs().iter().filter(in_wgsl) {
         let module = validated(spec);
         let [entry] = module.entry_points.as_slice() else {
             panic!("{spec}: one entry point expected")
@@ -64,7 +65,7 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         // units have.
         let large = spec.uses(Language::Wgsl, Feature::TensorCores)
             || ["attention_row", "matvec_e0m_mma"].contains(&spec.kernel.name);
-        let most = if large { 48 << 10 } else { 16_384 };
+        let most = if large { 46 << 10 } else { 16_384 };
         assert!(local <= most, "{spec} takes {local} bytes of work-group memory");
     }
 }
