@@ -1,25 +1,15 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. With FEW a work-group
-// takes FEW rows, 8 or 16, which lie along the side of the units that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on tensor cores. With FEW a work-group
+// takes FEW rows, 8 or 16, which lie along the side of the tensor cores that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
-// way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
-// here: no weight is rounded. With FLAT the weight is one panel, with WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
+// way while one is summed. They multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
+// here: no weight is rounded. With WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
 // their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places: x / sqrt(mean of squares + epsilon)
 // * gain. One row is normalised into local memory first. A few are multiplied by the gain and by powers of two, so that halves neither overflow nor
 // round twice, and what is missing to the root multiplies the sums. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
-// With ACROSS a work-group takes 32 rows, FEW, and ACROSS times 32 columns: a warp takes 32 columns
-// and a share of the stretches of weights, which become halves s * (w1 - b) once for all rows.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
-// Weights of a block: those that the four work-items of a column bring in a word each.
-#define BLOCK (4 * PER)
-#define EACH (GROUP / BLOCK)
-#define WARPS (WG / 32)
-#ifdef HAS_CODES2
-#define SIDES 2
-#else
-#define SIDES 1
-#endif
+#include "common/e0m_mma"
 // How many times eight rows.
 #ifdef FEW
 #define EIGHTS (FEW / 8)
@@ -27,142 +17,6 @@
 #define EIGHTS 1
 #endif
 #define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
-#ifdef PER4
-#define XS uint2
-#else
-#define XS uint4
-#endif
-#ifdef WHOLE
-#define BLOCK_OF(s) ((s) * EACH + b)
-#define ENDS(s) false
-#else
-#define BLOCK_OF(s) ((s) * EACH + b < blocks ? (s) * EACH + b : 0)
-#define ENDS(s) ((s) * EACH + b >= blocks)
-#endif
-#ifdef ACROSS
-// Warps with the same rows, and of these, those with the same columns and weight.
-#define NEIGHBOURS (SIDES * ACROSS)
-#define SHARES (WARPS / NEIGHBOURS)
-#ifdef PER4
-#define PAIRS 2
-#else
-#define PAIRS 4
-#endif
-#define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
-#define LEVEL_PAIR(d, word, j) MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
-// With more than 128 registers, only one work-group of 8 warps fits on a unit. So scales are loaded
-// late, and rows of x are indices, not addresses.
-#define LOAD(words, s) { \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
-  }
-#define STRETCH(words, s) { \
-    uint4 pair = pair_at[(s) / SPAN * step]; \
-    uint scale[4], bias[4], of_pair[4] = {pair.x, pair.y, pair.z, pair.w}; \
-    _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
-      scale[c] = (of_pair[c] & 0xFFFFu) | (of_pair[c] << 16u); \
-      bias[c] = (of_pair[c] >> 16u) | (of_pair[c] & 0xFFFF0000u); \
-    } \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
-      if (ENDS(s)) break; \
-      XS xs[EIGHTS]; \
-      EACH_EIGHT xs[r] = ((__global const XS *)x)[x_rows[r] + BLOCK_OF(s) * 4 + t]; \
-      uint w[4][PAIRS], word[4] = {words[b].x, words[b].y, words[b].z, words[b].w}; \
-      _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
-        _Pragma("unroll") for (uint e = 0; e < PAIRS; e++) { \
-          uint level, d; \
-          LEVEL_PAIR(level, word[c], e); \
-          HALVES_SUB(d, level, bias[c]); \
-          HALVES_MUL(w[c][e], d, scale[c]); \
-        } \
-      } \
-      EACH_EIGHT MULTIPLY(sum[r], w, xs[r]) \
-    } \
-  }
-#ifdef PER4
-#define MULTIPLY(c, w, v) { \
-    MMA(c[0], w[0][0], w[1][0], w[0][1], w[1][1], v.x, v.y); \
-    MMA(c[1], w[2][0], w[3][0], w[2][1], w[3][1], v.x, v.y); \
-  }
-#else
-#define MULTIPLY(c, w, v) { \
-    MMA(c[0], w[0][0], w[1][0], w[0][1], w[1][1], v.x, v.y); \
-    MMA(c[1], w[2][0], w[3][0], w[2][1], w[3][1], v.x, v.y); \
-    MMA(c[0], w[0][2], w[1][2], w[0][3], w[1][3], v.z, v.w); \
-    MMA(c[1], w[2][2], w[3][2], w[2][3], w[3][3], v.z, v.w); \
-  }
-#endif
-#define OWN(r, h) (float4)(sum[r][0][h], sum[r][0][2 + (h)], sum[r][1][h], sum[r][1][2 + (h)])
-#define PLACE(of, r, h) part[((of) * FEW + 8 * (r) + 2 * t + (h)) * 8 + g]
-
-KERNEL {
-  __local float4 part[SHARES / 2 * NEIGHBOURS * FEW * 8];
-  uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
-  uint warp = lid / 32, neighbour = warp % NEIGHBOURS, share = warp / NEIGHBOURS;
-  uint first = get_group_id(0) * ACROSS * 32, j = first + neighbour / SIDES * 32 + 4 * g;
-  j = j < p.n ? j : 0;
-  __global const uint4 *codes_of = codes, *scales_of = scales;
-#ifdef HAS_CODES2
-  if (warp % 2 == 1) {
-    codes_of = codes2;
-    scales_of = scales2;
-  }
-#endif
-  uint blocks = p.steps / 4, stretches = (blocks + EACH - 1) / EACH, step = p.panel / 4;
-  __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
-  // Rows that are not there are the last one, and are not stored.
-  uint x_rows[EIGHTS], row0 = get_group_id(1) * FEW;
-  EACH_EIGHT x_rows[r] = min(row0 + 8 * r + g, p.m - 1) * p.steps;
-  float sum[EIGHTS][2][4];
-  EACH_EIGHT
-    for (uint c = 0; c < 2; c++)
-      for (uint e = 0; e < 4; e++) sum[r][c][e] = 0.0f;
-  uint4 words[EACH], next_words[EACH];
-  uint s = share;
-  if (s < stretches) LOAD(words, s)
-  // Two at a time, so that none is moved.
-  while (s < stretches) {
-    uint after = s + SHARES;
-    if (after < stretches) LOAD(next_words, after)
-    STRETCH(words, s)
-    s = after;
-    if (s >= stretches) break;
-    after = s + SHARES;
-    if (after < stretches) LOAD(words, after)
-    STRETCH(next_words, s)
-    s = after;
-  }
-  // The upper half of the warps that share sums hands them to the lower one, again and again.
-  _Pragma("unroll") for (uint half_of = SHARES / 2; half_of > 0; half_of /= 2) {
-    if (share >= half_of && share < 2 * half_of)
-      EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < 2; h++)
-        PLACE((share - half_of) * NEIGHBOURS + neighbour, r, h) = OWN(r, h);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (share < half_of)
-      EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < 2; h++) {
-        float4 v = PLACE(share * NEIGHBOURS + neighbour, r, h);
-        sum[r][0][h] += v.x;
-        sum[r][0][2 + h] += v.y;
-        sum[r][1][h] += v.z;
-        sum[r][1][2 + h] += v.w;
-      }
-    barrier(CLK_LOCAL_MEM_FENCE);
-  }
-  if (share == 0)
-    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < 2; h++) PLACE(neighbour, r, h) = OWN(r, h);
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (uint i = lid; i < ACROSS * 16 * FEW; i += WG) {
-    uint across = i / (16 * FEW), row = i / 16 % FEW, column = first + across * 32 + i % 16 * 2;
-    if (row0 + row >= p.m || column >= p.n) continue;
-    uint c = result_at(row0 + row, p.column + column, p.y_stride, p);
-    float2 v = ((__local float2 *)part)[(across * SIDES * FEW + row) * 16 + i % 16];
-#ifdef HAS_CODES2
-    y_put2(c / 2, v, ((__local float2 *)part)[((across * SIDES + 1) * FEW + row) * 16 + i % 16]);
-#else
-    y_put2(c / 2, v);
-#endif
-  }
-}
-#else
 // OWN: rows of each eight of which a work-item has sums.
 #ifdef FEW
 #define OWN 2
@@ -317,12 +171,7 @@ KERNEL {
   }
 #endif
   uint blocks = p.steps / 4, stretches = (blocks + EACH - 1) / EACH, step = p.panel / 4;
-#ifdef FLAT
   __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
-#else
-  __global const uint4 *word_at = codes_of + (j / p.panel * p.steps * p.panel + j % p.panel) / 4;
-  __global const uint4 *pair_at = scales_of + (j / p.panel * E0M_GROUPS(p.steps * PER) * p.panel + j % p.panel) / 4;
-#endif
 #ifdef HAS_GAIN
 #ifdef FEW
   __local uint4 gain8[DEPTH / 8];
@@ -471,4 +320,3 @@ KERNEL {
   }
 #endif
 }
-#endif

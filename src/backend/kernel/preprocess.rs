@@ -39,6 +39,7 @@ const COMMON: &[(&str, ByLanguage<&str>)] = &[
     shared!("batches"),
     shared!("tile"),
     shared!("mma", opencl_c),
+    shared!("e0m_mma", opencl_c),
     shared!("e0m"),
     shared!("parts"),
     shared!("dot"),

@@ -184,6 +184,7 @@ fn cases() -> Vec<Case> {
         case(Four, 32, false, true, 9, 96, 64),
         case(Four, 128, false, true, 40, 160, 132),
         case(Eight, 64, false, false, 70, 144, 68),
+        case(Four, 64, false, false, 100, 64, 164),
         case(Four, 32, true, false, 1, 96, 66),
         case(Four, 32, true, true, 1, 576, 130),
         case(Eight, 64, true, true, 1, 100, 34),

@@ -3,10 +3,11 @@
 //! the layout of [`crate::quant`]. Attributes: `bits`, `group_size`.
 //!
 //! There are two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode) and
-//! `matmul_e0m` for many rows (prefill), each with a variant for tensor cores (module
-//! `tensor_cores`). On phones with fast half arithmetic, low-bit weights are decoded to pairs of
-//! halves: the define `PAIRS`, and `matmul_e0m_pairs`. A weight above a kernel's binding limit is
-//! split by columns. Activations may be quantized to 8 bits (module `int8`).
+//! `matmul_e0m` for many rows (prefill), with variants for tensor cores (module `tensor_cores`),
+//! which also distinguish numbers of rows in between. On phones with fast half arithmetic, low-bit
+//! weights are decoded to pairs of halves: the define `PAIRS`, and `matmul_e0m_pairs`. A weight
+//! above a kernel's binding limit is split by columns. Activations may be quantized to 8 bits
+//! (module `int8`).
 
 mod cases;
 mod generic;
@@ -17,7 +18,7 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
-use self::tensor_cores::FewRows;
+use self::tensor_cores::Several;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
 
 use super::norm;
@@ -36,8 +37,8 @@ use half::f16;
 use std::fmt;
 
 crate::kernel! {
-    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS, and `m` and
-    /// `y_stride` only in its variant for few rows.
+    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS. Only variants for
+    /// several rows read `m` and `y_stride`.
     static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m" {
         n, steps, panel, column, end0, end1, start1, start2, m, y_stride: U32; epsilon: F32
     } [
@@ -458,12 +459,12 @@ impl MatMulE0m {
         }
     }
 
-    /// The left operand, and the scale of its normalization if the kernel normalizes. `few` is that
-    /// of [`MatMulE0m::few_rows`].
+    /// The left operand, and the scale of its normalization if the kernel normalizes.
+    /// `several` is that of [`MatMulE0m::several_rows`].
     fn activations_of(
         &self,
         cx: &mut LowerCx<'_>,
-        (rows, few): (&Dim, Option<FewRows>),
+        (rows, several): (&Dim, Option<Several>),
         k: usize,
         gain: usize,
         y: DType,
@@ -475,12 +476,12 @@ impl MatMulE0m {
         let gain = Some(cx.input(gain)?);
         let types = [x.dtype, y];
         let vector = rows.is(1);
-        let on_tensor_cores = (vector || few.is_some())
+        let on_tensor_cores = (vector || several.is_some())
             && self
-                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, few), rows)
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, several), rows)
                 .is_some();
         let itself = match on_tensor_cores {
-            true => few.is_none_or(FewRows::can_normalize) && tensor_cores::holds_row(cx.device(), k),
+            true => several.is_none_or(Several::can_normalize) && tensor_cores::holds_row(cx.device(), k),
             // Activations before normalization may be too large for halves.
             false => vector && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
         };
@@ -510,9 +511,12 @@ impl MatMulE0m {
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let one = rows.is(1);
         let types = [cx.input(0)?.dtype, y.dtype];
-        let few = most.and_then(|most| self.few_rows(cx.device(), types, k, most));
-        let (x, gain) = self.activations_of(cx, (&rows, few), k, weights.gain, y.dtype)?;
-        let vector = one || few.is_some();
+        let several = match one {
+            true => None,
+            false => self.several_rows(cx.device(), types, k, most),
+        };
+        let (x, gain) = self.activations_of(cx, (&rows, several), k, weights.gain, y.dtype)?;
+        let vector = one || several.is_some();
         let second = weights.second_part(cx, self.bits, k)?;
         // Several results of one row without gaps are like one row.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
@@ -526,9 +530,10 @@ impl MatMulE0m {
             let [end0, end1, start1, start2] = weights.column_fields()?;
             if vector {
                 let (size, two) = ([k, part.count], second.is_some());
-                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, few), &rows) {
+                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, several), &rows) {
                     Some(call) => call,
-                    None => self.generic_vector(device, types, size, two)?,
+                    None if one => self.generic_vector(device, types, size, two)?,
+                    None => return Err(OpError::NoKernel(format!("{rows} rows, {several:?}"))),
                 };
                 if gain.is_some() {
                     call = call.define("DEPTH", num::signed(k));
@@ -590,15 +595,13 @@ impl MatMulE0m {
         Ok(())
     }
 
-    /// True if one dispatch can compute one row with two `k x n` weights.
+    /// True if one dispatch can multiply all rows by two `k x n` weights.
     pub(super) fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let rows = rows(&cx.shape(0)?)?;
         let types = [cx.input(0)?.dtype, cx.output(0)?.dtype];
-        let few = || {
-            let most = cx.upper_bound(&rows)?;
-            self.few_rows(cx.device(), types, k, most)
-        };
-        let fits = cx.device().is_native() || rows.is(1) || few().is_some();
+        let most = cx.upper_bound(&rows);
+        let several = || self.several_rows(cx.device(), types, k, most);
+        let fits = cx.device().is_native() || rows.is(1) || several().is_some();
         Ok(fits && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 
@@ -628,6 +631,8 @@ pub static DEF: OpDef = OpDef {
         &MATRIX.kernel,
         &PAIRS.kernel,
         &tensor_cores::VECTOR.kernel,
+        &tensor_cores::MMA.kernel,
+        &tensor_cores::FEW.kernel,
         &tensor_cores::MATRIX.kernel,
         &int8::QUANTIZE.kernel,
         &int8::VECTOR.kernel,

@@ -60,8 +60,8 @@ pub struct Target {
     pub native: bool,
     /// Runs of one row get a graph of their own, [`Pipeline::decode_step`].
     pub one_row: bool,
-    /// One kernel multiplies a few rows by both weights of a gate-up pair.
-    pub gates_few_rows: bool,
+    /// One kernel multiplies several rows by both weights of a gate-up pair.
+    pub gates_rows: bool,
 }
 
 impl Target {
@@ -77,7 +77,7 @@ impl Target {
         rotary_append: false,
         native: false,
         one_row: false,
-        gates_few_rows: false,
+        gates_rows: false,
     };
 
     pub const DEVICE: Self = Self {
@@ -100,7 +100,7 @@ impl Target {
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
             one_row: caps.profile.fast_local,
-            gates_few_rows: caps.profile.tensor_cores == Some(TensorCores::Ptx),
+            gates_rows: caps.profile.tensor_cores == Some(TensorCores::Ptx),
             ..self
         }
     }
@@ -173,7 +173,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let candidates = when("sampling on GPUs", t.candidates);
     let rotary_append = when("language models on devices", t.rotary_append);
     let native = when("language models on `cpu`", t.native);
-    let gated = when("language models on `cpu` and tensor cores", t.native || t.gates_few_rows);
+    let gated = when("language models on `cpu` and tensor cores", t.native || t.gates_rows);
     let one_row = when("GPUs with fast local memory", t.one_row);
     let phases: [(Phase, &[(Pass, When)]); 6] = [
         (Phase::CleanUp, &[

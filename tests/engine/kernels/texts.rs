@@ -47,7 +47,7 @@ fn files_and_descriptors_pair_up() {
 
 /// Helpers of OpenCL C alone: PTX, and what the accessors call, for which WGSL has built-in
 /// functions.
-const OPENCL_ONLY: &[&str] = &["half", "mma"];
+const OPENCL_ONLY: &[&str] = &["e0m_mma", "half", "mma"];
 
 /// Helpers of WGSL alone: what OpenCL C has vectors and macros for.
 const WGSL_ONLY: &[&str] = &["attention_scores", "pairs"];

@@ -77,10 +77,11 @@ pub(super) fn cases() -> Vec<Case> {
         (Four, 128, 70, 288, 164),
         (Four, 32, 100, 1056, 260),
         (Four, 64, 140, 192, 132),
-        (Eight, 64, 33, 144, 68),
+        (Eight, 64, 45, 144, 68),
         (Eight, 64, 100, 80, 4096),
         (Four, 128, 19, 160, 68),
         (Four, 64, 100, 96, 4164),
+        (Four, 32, 70, 64, 7684),
         (Four, 32, 1030, 64, 36),
         (Eight, 64, 1030, 64, 36),
         // Groups that the vector kernel splits into k-blocks when many work-items share a column.

@@ -62,7 +62,7 @@ alias Right = coop_mat16x16<f16, B>;
 alias Sum = coop_mat16x16<f32, C>;
 
 @compute @workgroup_size(WG)
-fn matmul_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let warp = lid / 32u;
   let row0 = warp % WARPS_M * TILES * 16u;
   let column0 = warp / WARPS_M * 32u;

@@ -1,0 +1,173 @@
+enable f16;
+enable wgpu_cooperative_matrix;
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for a few rows of halves and an E0M weight of 4 or 8
+// bits, by cooperative matrices of 16 x 16. A work-group takes 16 rows and 32 columns: its warps
+// share the blocks of weights, and each decodes its part into its own work-group memory, while the
+// next one is on its way. With PARTS the columns up to end0, up to end1 and the rest are results of
+// their own, from elements 0, start1 and start2 on. With HAS_CODES2 every other warp takes a second
+// weight of the same size, whose results are stored beside the first.
+#include "common/e0m"
+#include "common/parts"
+#include "common/pairs"
+const BLOCK: u32 = 4u * PER;
+const EACH: u32 = GROUP / BLOCK;
+const WARPS: u32 = WG / 32u;
+#ifdef HAS_CODES2
+const SIDES = 2u;
+#else
+const SIDES = 1u;
+#endif
+const OF_SIDE: u32 = WARPS / SIDES;
+// Of a block, in vectors of four halves: padded, so that rows and columns begin in different banks.
+const ROW: u32 = BLOCK / 4u + 2u;
+var<workgroup> xs: array<vec4<f16>, WARPS * 16u * ROW>;
+var<workgroup> ws: array<vec4<f16>, WARPS * 32u * ROW>;
+// Sums of each warp, of 16 rows and columns.
+var<workgroup> part: array<f32, WARPS * 256u>;
+
+alias Left = coop_mat16x16<f16, A>;
+alias Right = coop_mat16x16<f16, B>;
+alias Sum = coop_mat16x16<f32, C>;
+
+// What a work-item has of a block: codes of four columns, and a part of a row of x.
+struct Fetched {
+  words: vec4<u32>,
+  x0: vec4<u32>,
+#ifndef PER4
+  x1: vec4<u32>,
+#endif
+}
+
+// Of block i; `row_at` is where the work-item's row of x begins. Behind the last block x is zero.
+fn fetched(i: u32, lane: u32, word_at: u32, row_at: u32) -> Fetched {
+  let blocks = p.steps / 4u;
+  let block = min(i, blocks - 1u);
+  let panel = p.panel / 4u;
+  var r: Fetched;
+  r.words = codes_at(word_at + (block * 4u + lane / 8u) * panel);
+  let at = row_at + block * (BLOCK / 8u) + lane % 2u * (BLOCK / 16u);
+  r.x0 = select(vec4<u32>(), x[at], i < blocks);
+#ifndef PER4
+  r.x1 = select(vec4<u32>(), x[at + 1u], i < blocks);
+#endif
+  return r;
+}
+
+// A part of a row of x, of eight halves.
+fn put_x(at: u32, v: vec4<u32>) {
+  xs[at] = vec4<f16>(pair_of(v.x), pair_of(v.y));
+  xs[at + 1u] = vec4<f16>(pair_of(v.z), pair_of(v.w));
+}
+
+// Weights s * (w1 - b) of two pairs of codes, which are the mantissas of halves with the exponent
+// of 1024: w1 = 2 + 2 * code / 2^BITS.
+fn four(a: u32, b: u32, pair: vec2<f16>) -> vec4<f16> {
+  let by = vec2<f16>(pair.x * f16(2.0 / f32(1u << BITS)));
+  let offset = vec2<f16>(pair.x * (f16(2.0) - pair.y));
+  let exponent = vec2<f16>(f16(1024.0));
+  return vec4<f16>(fma(pair_of(a) - exponent, by, offset), fma(pair_of(b) - exponent, by, offset));
+}
+
+// Decodes a block into the work-group memory of the warp: rows of x, and columns of weights, of
+// which column 4 * quad + c lies at 8 * c + quad so that a warp writes without conflict.
+fn put_block(r: Fetched, pairs: vec4<u32>, warp: u32, lane: u32) {
+  let x_at = (warp * 16u + lane / 2u) * ROW + lane % 2u * (BLOCK / 8u);
+  put_x(x_at, r.x0);
+#ifndef PER4
+  put_x(x_at + 2u, r.x1);
+#endif
+  let p0 = e0m_both(r.words, 0u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let p1 = e0m_both(r.words, 1u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let to = (warp * 32u + lane % 8u) * ROW + lane / 8u * (PER / 4u);
+  ws[to] = four(p0.x, p1.x, pair_of(pairs.x));
+  ws[to + 8u * ROW] = four(p0.y, p1.y, pair_of(pairs.y));
+  ws[to + 16u * ROW] = four(p0.z, p1.z, pair_of(pairs.z));
+  ws[to + 24u * ROW] = four(p0.w, p1.w, pair_of(pairs.w));
+#ifndef PER4
+  let p2 = e0m_both(r.words, 2u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let p3 = e0m_both(r.words, 3u, BITS, 0u) | vec4<u32>(0x64006400u);
+  ws[to + 1u] = four(p2.x, p3.x, pair_of(pairs.x));
+  ws[to + 8u * ROW + 1u] = four(p2.y, p3.y, pair_of(pairs.y));
+  ws[to + 16u * ROW + 1u] = four(p2.z, p3.z, pair_of(pairs.z));
+  ws[to + 24u * ROW + 1u] = four(p2.w, p3.w, pair_of(pairs.w));
+#endif
+}
+
+// The sums of two neighbouring columns of a row over the warps of a side.
+fn two_of(at: u32, side: u32) -> vec2<f32> {
+  var v = vec2<f32>();
+  for (var w = side; w < WARPS; w += SIDES) {
+    v += vec2<f32>(part[w * 256u + at], part[w * 256u + at + 8u]);
+  }
+  return v;
+}
+
+// Stores the columns 2 * half and 2 * half + 1 of each quad. The warps have put their sums in
+// `part`.
+fn put_sums(half: u32, row0: u32, first: u32, lid: u32) {
+  workgroupBarrier();
+  for (var e = lid; e < 128u; e += WG) {
+    let row = row0 + e / 8u;
+    let column = first + e % 8u * 4u + 2u * half;
+    if (row < p.m && column < p.n) {
+      let at = e / 8u * 16u + e % 8u;
+      let to = result_at(row, p.column + column, p.y_stride) / 2u;
+#ifdef HAS_CODES2
+      y_put2(to, two_of(at, 0u), two_of(at, 1u));
+#else
+      y_put2(to, two_of(at, 0u));
+#endif
+    }
+  }
+  workgroupBarrier();
+}
+
+@compute @workgroup_size(WG)
+fn matmul_e0m_few(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+  let quad = lid % 8u;
+  let first = group.x * 32u;
+  let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
+  let panel = p.panel / 4u;
+  let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
+  let k_blocks = (p.steps / 4u + EACH - 1u) / EACH;
+  let warp = lid / 32u;
+#ifdef HAS_CODES2
+  takes_second = warp % 2u == 1u;
+#endif
+  // Rows that are not there are the last one, and are not stored.
+  let row0 = group.y * 16u;
+  let lane = lid % 32u;
+  let row_at = min(row0 + lane / 2u, p.m - 1u) * (p.steps * PER / 8u);
+  var s0: Sum;
+  var s1: Sum;
+  let rounds = (k_blocks + OF_SIDE - 1u) / OF_SIDE;
+  var next = fetched(warp / SIDES * EACH, lane, word_at, row_at);
+  var pairs = pairs_at(pair_at + min(warp / SIDES, k_blocks - 1u) / SPAN * panel);
+  for (var i = 0u; i < rounds; i++) {
+    let k_block = i * OF_SIDE + warp / SIDES;
+    let own = pairs;
+    pairs = pairs_at(pair_at + min(k_block + OF_SIDE, k_blocks - 1u) / SPAN * panel);
+    for (var e = 0u; e < EACH; e++) {
+      let now = next;
+      let last = e + 1u == EACH;
+      let after = select(k_block * EACH + e + 1u, (k_block + OF_SIDE) * EACH, last);
+      next = fetched(after, lane, word_at, row_at);
+      subgroupBarrier();
+      put_block(now, own, warp, lane);
+      subgroupBarrier();
+      for (var k = 0u; k < BLOCK / 4u; k += 4u) {
+        let a = coopLoadT<Left>(&xs[warp * 16u * ROW + k], ROW);
+        s0 = coopMultiplyAdd(a, coopLoad<Right>(&ws[warp * 32u * ROW + k], ROW), s0);
+        s1 = coopMultiplyAdd(a, coopLoad<Right>(&ws[(warp * 32u + 16u) * ROW + k], ROW), s1);
+      }
+    }
+  }
+  coopStoreT(s0, &part[warp * 256u], 16u);
+  put_sums(0u, row0, first, lid);
+  coopStoreT(s1, &part[warp * 256u], 16u);
+  put_sums(1u, row0, first, lid);
+}
