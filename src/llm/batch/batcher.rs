@@ -66,6 +66,9 @@ struct Requests {
     running: BTreeMap<Place, Cancel>,
     count: u64,
     closed: bool,
+    /// Threads that run requests, and how many of them wait for one.
+    threads: Vec<JoinHandle<()>>,
+    idle: usize,
 }
 
 #[derive(Default)]
@@ -91,10 +94,12 @@ impl Queue {
             if requests.closed {
                 return None;
             }
+            requests.idle += 1;
             requests = self
                 .changed
                 .wait(requests)
                 .unwrap_or_else(PoisonError::into_inner);
+            requests.idle -= 1;
         }
     }
 
@@ -150,14 +155,15 @@ pub struct Batcher {
     queue: Arc<Queue>,
     codec: Arc<Codec>,
     context: usize,
-    threads: Vec<JoinHandle<()>>,
+    /// Maximum number of requests that run at the same time. Each has a thread.
+    most: usize,
     sessions: Arc<Sessions>,
     notes: Vec<Note>,
 }
 
 impl std::fmt::Debug for Batcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Batcher of {} requests at a time", self.threads.len())
+        write!(f, "Batcher of {} requests at a time", self.most)
     }
 }
 
@@ -184,7 +190,7 @@ impl Batcher {
         match LoadedRows::new(folder, options, batch) {
             Ok(LoadedRows { model, notes, .. }) => {
                 let steps = Steps::start(model)?;
-                Self::start(Sessions::Batch(steps), codec, batch.sequences, notes)
+                Ok(Self::start(Sessions::Batch(steps), codec, batch.sequences, notes))
             }
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
                 let model = Model::with_codec(folder, codec.clone(), options, &mut |_| {})?;
@@ -198,51 +204,43 @@ impl Batcher {
                     reproducible: batch.reproducible,
                     why,
                 };
-                Self::start(sessions, codec, 1, notes)
+                Ok(Self::start(sessions, codec, 1, notes))
             }
             Err(e) => Err(e),
         }
     }
 
-    pub(super) fn start(
-        sessions: Sessions,
-        codec: Arc<Codec>,
-        threads: usize,
-        notes: Vec<Note>,
-    ) -> Result<Self> {
+    pub(super) fn start(sessions: Sessions, codec: Arc<Codec>, most: usize, notes: Vec<Note>) -> Self {
         let context = match &sessions {
             Sessions::Batch(steps) => steps.sequence().context(),
             Sessions::Turns { session, .. } => {
                 session.lock().unwrap_or_else(PoisonError::into_inner).context()
             }
         };
-        let mut batcher = Self {
+        Self {
             queue: Arc::default(),
             codec,
             context,
-            threads: Vec::new(),
+            most,
             sessions: Arc::new(sessions),
             notes,
-        };
-        for _ in 0..threads {
-            let (queue, codec, sessions) = (
-                batcher.queue.clone(),
-                batcher.codec.clone(),
-                batcher.sessions.clone(),
-            );
-            let thread = std::thread::Builder::new().name("tlite-request".to_owned());
-            let thread = thread.spawn(move || {
-                while let Some((place, job)) = queue.next() {
-                    // A draft or a callback may panic. The ticket then finds its channel closed.
-                    let run = AssertUnwindSafe(|| job.run(&sessions, &codec));
-                    let _reported = std::panic::catch_unwind(run);
-                    queue.lock().running.remove(&place);
-                }
-            });
-            let thread = thread.map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))?;
-            batcher.threads.push(thread);
         }
-        Ok(batcher)
+    }
+
+    /// Starts a thread that runs requests.
+    fn start_thread(&self) -> Result<JoinHandle<()>> {
+        let (queue, codec, sessions) = (self.queue.clone(), self.codec.clone(), self.sessions.clone());
+        let run = move || {
+            while let Some((place, job)) = queue.next() {
+                // A draft or a callback may panic. The ticket then finds its channel closed.
+                let run = AssertUnwindSafe(|| job.run(&sessions, &codec));
+                let _reported = std::panic::catch_unwind(run);
+                queue.lock().running.remove(&place);
+            }
+        };
+        let thread = std::thread::Builder::new().name("tlite-request".to_owned());
+        let thread = thread.spawn(run);
+        thread.map_err(|e| Error::caused(Stage::Run, "cannot start a thread", e))
     }
 
     /// Warnings raised while loading, one sentence each.
@@ -280,10 +278,10 @@ impl Batcher {
     }
 
     /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
-    /// [`Codec::encode`], and a usage error for a prompt longer than the context; the ticket
-    /// returns all other errors. Any number of requests may wait. Generation does not wait for the
-    /// ticket, which buffers all pieces until they are read; [`GenerateOptions::max_tokens`] bounds
-    /// this memory.
+    /// [`Codec::encode`], a usage error for a prompt longer than the context, and an error if no
+    /// thread can be started. The ticket returns all other errors. Any number of requests may wait.
+    /// Generation does not wait for the ticket, which buffers all pieces until they are read;
+    /// [`GenerateOptions::max_tokens`] bounds this memory.
     pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
         let options = &mut request.options;
         options.cancel = options.cancel.child();
@@ -299,6 +297,14 @@ impl Batcher {
         }
         let (events, receiver) = channel();
         let mut requests = self.queue.lock();
+        if requests.idle <= requests.waiting.len() && requests.threads.len() < self.most {
+            match self.start_thread() {
+                Ok(thread) => requests.threads.push(thread),
+                // A thread that exists runs the request later.
+                Err(e) if requests.threads.is_empty() => return Err(e),
+                Err(e) => log::warn!("{}", e.chain()),
+            }
+        }
         requests.count += 1;
         let place = (Reverse(request.priority), requests.count);
         let job = Job {
@@ -323,7 +329,8 @@ impl Batcher {
 impl Drop for Batcher {
     fn drop(&mut self) {
         self.queue.close();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut self.queue.lock().threads);
+        for thread in threads {
             // A panic of the thread has been reported to the ticket.
             let _ = thread.join();
         }

@@ -18,7 +18,7 @@ fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batch
 fn over(threads: usize, steps: Steps) -> (tempfile::TempDir, Batcher) {
     let (dir, codec) = byte_codec("{}");
     let sessions = Sessions::Batch(steps);
-    let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new()).unwrap();
+    let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new());
     (dir, batcher)
 }
 
@@ -72,6 +72,16 @@ fn requests_get_what_they_get_alone() {
     again();
     let metrics = again();
     assert_eq!((metrics.prompt_tokens, metrics.reused_tokens), (27, 128));
+}
+
+#[test]
+fn no_more_threads_are_started_than_requests_need() {
+    let (_dir, batcher) = batcher(usize::MAX, None);
+    let submit = |seed| batcher.submit(prompt(seed).as_slice(), request(5)).unwrap();
+    let mut tickets = [1, 2, 3].map(|seed| (seed, submit(seed)));
+    for (seed, ticket) in &mut tickets {
+        assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), *seed, 5));
+    }
 }
 
 #[test]
