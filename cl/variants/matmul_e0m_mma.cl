@@ -1,10 +1,10 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8
-// bits, by tensor cores. A work-group computes ROWS rows and ACROSS * 32 columns. A warp takes 32
-// columns and a share of the k-blocks, of which the next one is on its way while one is summed.
-// Weights become halves s * (w1 - b) once for all rows, which lie along the short side of the
-// tensor cores. With PARTS the columns up to end0, up to end1 and the rest are results of their
-// own, from elements 0, start1 and start2 on. The results of a second weight are stored beside
-// those of the first.
+// bits, on tensor cores. A work-group computes ROWS rows and ACROSS * 32 columns. Each warp
+// computes 32 columns over its share of the k-blocks, and loads the next k-block while it sums one.
+// Weights are decoded to halves s * (w1 - b) once for all rows. Rows lie along the short side of
+// the tensor cores. With PARTS, the columns up to end0, up to end1 and the rest are separate
+// results, which start at elements 0, start1 and start2. With HAS_CODES2, the epilogue takes the
+// results of both weights.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
@@ -13,7 +13,8 @@
 #define EIGHTS (ROWS / 8)
 #define EACH_EIGHT(count) _Pragma("unroll") for (uint r = 0; r < (count); r++)
 #define EACH_HALF _Pragma("unroll") for (uint h = 0; h < 2; h++)
-// Warps with the same rows, and of these, those with the same columns and weight.
+// NEIGHBOURS: warps with the same share of the k-blocks, but other columns or the other weight.
+// SHARES: warps with the same columns and weight.
 #define NEIGHBOURS (SIDES * ACROSS)
 #define SHARES (WARPS / NEIGHBOURS)
 #ifdef PER4
@@ -24,8 +25,8 @@
 #define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
 #define LEVEL_PAIR(d, word, j) \
   MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
-// With more than 128 registers, only one work-group of 8 warps fits on a unit. So scales are loaded
-// late, and rows of x are indices, not addresses.
+// With more than 128 registers, only one work-group of 8 warps fits on a compute unit. So scales
+// are loaded late, and rows of x are kept as indices, not addresses.
 #define LOAD(words, s) { \
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) \
       words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
@@ -68,8 +69,8 @@
 #endif
 #define OWN(r, h) (float4)(sum[r][0][h], sum[r][0][2 + (h)], sum[r][1][h], sum[r][1][2 + (h)])
 #define PLACE(of, r, h) part[((of) * ROWS + 8 * (r) + 2 * t + (h)) * 8 + g]
-// The sums of a share over the first `eights` eights of rows. The loop has two k-blocks, so that
-// none is moved.
+// Sums over the k-blocks of a share, for the first 8 * `eights` rows. The loop is unrolled by two,
+// so that no words are copied between registers.
 #define SUM_SHARE(eights) { \
     while (s < k_blocks) { \
       uint after = s + SHARES; \
@@ -99,7 +100,7 @@ KERNEL {
 #endif
   uint blocks = p.steps / 4, k_blocks = (blocks + EACH - 1) / EACH, step = p.panel / 4;
   __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
-  // Rows that are not there are the last one, and are not stored.
+  // Missing rows repeat the last row. Their results are not stored.
   uint x_rows[EIGHTS], row0 = get_group_id(1) * ROWS;
   EACH_EIGHT(EIGHTS) x_rows[r] = min(row0 + 8 * r + g, p.m - 1) * p.steps;
   float sum[EIGHTS][2][4];
@@ -109,7 +110,7 @@ KERNEL {
   uint4 words[EACH], next_words[EACH];
   uint s = share;
   if (s < k_blocks) LOAD(words, s)
-  // Rows that are not there cost little in the last tile, or in a short run of a plan for more.
+  // The last tile may be partial, also if a plan for many rows runs a few.
   uint left = p.m - row0;
   if (left <= 8) SUM_SHARE(1)
   else if (left <= 16) SUM_SHARE(2)

@@ -1,11 +1,12 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for a few rows of halves and an E0M weight of 4 or 8
-// bits, by cooperative matrices of 16 x 16. A work-group takes 16 rows and 32 columns: its warps
-// share the blocks of weights, and each decodes its part into its own work-group memory, while the
-// next one is on its way. With PARTS the columns up to end0, up to end1 and the rest are results of
-// their own, from elements 0, start1 and start2 on. With HAS_CODES2 every other warp takes a second
-// weight of the same size, whose results are stored beside the first.
+// bits, with cooperative matrices of 16 x 16. A work-group computes 16 rows and 32 columns. Its
+// warps share the blocks of weights. Each warp decodes a block into its own part of work-group
+// memory, and loads the next one meanwhile. With PARTS, the columns up to end0, up to end1 and the
+// rest are separate results, which start at elements 0, start1 and start2. With HAS_CODES2, every
+// other warp multiplies by a second weight of the same size, and the epilogue takes the results of
+// both.
 #include "common/e0m"
 #include "common/parts"
 #include "common/pairs"
@@ -18,11 +19,12 @@ const SIDES = 2u;
 const SIDES = 1u;
 #endif
 const OF_SIDE: u32 = WARPS / SIDES;
-// Of a block, in vectors of four halves: padded, so that rows and columns begin in different banks.
+// Length of a row or column of a block, in vectors of four halves. It is padded, so that rows and
+// columns begin in different banks.
 const ROW: u32 = BLOCK / 4u + 2u;
 var<workgroup> xs: array<vec4<f16>, WARPS * 16u * ROW>;
 var<workgroup> ws: array<vec4<f16>, WARPS * 32u * ROW>;
-// Sums of each warp, of 16 rows and columns.
+// Sums of each warp, for 16 rows and 16 columns.
 var<workgroup> part: array<f32, WARPS * 256u>;
 
 alias Left = coop_mat16x16<f16, A>;
@@ -138,7 +140,7 @@ fn matmul_e0m_few(
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;
 #endif
-  // Rows that are not there are the last one, and are not stored.
+  // Missing rows repeat the last row. Their results are not stored.
   let row0 = group.y * 16u;
   let lane = lid % 32u;
   let row_at = min(row0 + lane / 2u, p.m - 1u) * (p.steps * PER / 8u);

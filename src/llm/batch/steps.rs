@@ -111,7 +111,7 @@ impl Shared {
             Ok(()) => scheduler.finish(step, found, model.vocab(), time, &mut answered),
             Err(e) => scheduler.fail(step, &e, &mut answered),
         }
-        // Under the lock that answered: a sequence without company may go on itself.
+        // Under the lock that answered, so that a sequence that is alone can run its next step.
         state.runner = Some(runner);
         state
     }
@@ -351,8 +351,8 @@ impl BatchSequence {
         check_tokens(tokens, self.facts.vocab)
     }
 
-    /// Queues tokens, of which the last `outputs` have results, waits for the answer and passes it
-    /// to `take`.
+    /// Queues tokens, waits for the answer and passes it to `take`. The last `outputs` tokens have
+    /// results.
     fn ask<T>(
         &mut self,
         tokens: &[u32],
@@ -370,7 +370,7 @@ impl BatchSequence {
         self.wait(&shared, state, take)
     }
 
-    /// Waits for the answer to what was queued, and passes it to `take`.
+    /// Waits for the answer to the queued tokens and passes it to `take`.
     fn wait<'a, T>(
         &mut self,
         shared: &'a Shared,

@@ -1,7 +1,7 @@
 //! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and
 //! 8-bit weights are decoded to halves in registers, and the tensor cores multiply and sum in
 //! single precision. The vector kernel multiplies by halves derived from `w1` and scales its sums.
-//! The other kernels round weights `s * (w1 - b)` to halves. Results of 4-bit weights are halves
+//! The other kernels round weights `s * (w1 - b)` to halves. With 4-bit weights, results are halves
 //! too.
 
 use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
@@ -14,7 +14,7 @@ use crate::shape::Dim;
 use crate::tensor::DType;
 
 crate::kernel! {
-    /// Kernel for one row, in PTX also for up to 16; a work-group computes 32 columns.
+    /// Kernel for one row; in PTX also for tiles of 8 or 16 rows. A work-group computes 32 columns.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "variants/matvec_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -33,7 +33,7 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// Kernel for more rows in PTX; a work-group computes 32 rows.
+    /// Kernel for more rows in PTX. A work-group computes 32 rows.
     pub(super) static MMA: TypedKernel<VectorArgs> = opencl_c "variants/matmul_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -43,7 +43,8 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// Kernel for a few rows by cooperative matrices; a work-group computes 16 rows and 32 columns.
+    /// Kernel for a few rows with cooperative matrices. A work-group computes 16 rows and 32
+    /// columns.
     pub(super) static FEW: TypedKernel<VectorArgs> = wgsl "variants/matmul_e0m_few" with [x: In Uint4]
     .with_features(Features {
         wgsl: &[Feature::TensorCores, Feature::F16, Feature::Subgroups],
@@ -53,7 +54,7 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// Kernel for many rows by cooperative matrices.
+    /// Kernel for many rows with cooperative matrices.
     pub(super) static MATRIX: TypedKernel<MatrixArgs> = wgsl "variants/matmul_e0m_coop" with [x: In Half4]
     .with_features(Features {
         wgsl: &[Feature::TensorCores, Feature::F16],
@@ -80,15 +81,15 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
     2 * k + SUMS <= device.local_bytes as usize
 }
 
-/// Rows of a work-group of the vector kernel in PTX, if it computes more than one: those along the
-/// side of one or two tensor core instructions.
+/// Rows per work-group of the vector kernel in PTX, if more than one: the short side of one or two
+/// tensor core instructions.
 const VECTOR_ROWS: [i64; 2] = [8, 16];
-/// Rows of a work-group of [`MMA`].
+/// Rows per work-group of [`MMA`].
 const MMA_ROWS: i64 = 32;
-/// Rows of a work-group of [`FEW`].
+/// Rows per work-group of [`FEW`].
 const FEW_ROWS: i64 = 16;
-/// Maximum rows that are computed 16 at a time. Several work-groups compute the same columns, and
-/// share the weights in the device's cache.
+/// Maximum number of rows that are computed 16 at a time. Work-groups for the same columns share
+/// the weights in the device's cache.
 const FEW_LIMIT: i64 = 64;
 /// Results with at most this many rows use the small tiles of [`MATRIX`].
 pub const SMALL_TILE_LIMIT: i64 = 128;
@@ -103,19 +104,19 @@ const COLUMNS: usize = 32;
 const LOCAL: u32 = 46 << 10;
 /// Maximum warps per work-group: with more, each has too few registers.
 const MAX_WARPS: u32 = 16;
-/// Warps per work-group where their number does not depend on the columns.
+/// Warps per work-group if their number does not depend on the columns.
 const USUAL_WARPS: u32 = 8;
 const WARP: u32 = 32;
 /// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
 /// would need too many registers.
 const HELD: usize = 4;
 
-/// How a kernel that takes [`VectorArgs`] computes more than one row.
+/// The kernel for several rows, of those that take [`VectorArgs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Several {
     /// [`VECTOR`], in tiles of this many rows.
     Vector(i64),
-    /// [`MMA`], with at most this many rows, if that is known.
+    /// [`MMA`], for at most this many rows; `None` if there is no known limit.
     Mma(Option<i64>),
     /// [`FEW`].
     Few,
@@ -130,7 +131,7 @@ impl Several {
         }
     }
 
-    /// Rows of a work-group.
+    /// Rows per work-group.
     fn tile(self) -> i64 {
         match self {
             Self::Vector(rows) => rows,
@@ -217,8 +218,8 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The call for one `k x n` weight, or for two if `two`: for one row, or for several, as
-    /// [`MatMulE0m::several_rows`] gives.
+    /// The call for one `k x n` weight, or for two if `two`. It computes one row, or several rows
+    /// by the kernel that [`MatMulE0m::several_rows`] returns.
     pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
@@ -266,7 +267,7 @@ impl MatMulE0m {
         Some(call.grid(Dim::from_usize(groups.div_ceil(across)), down, 1))
     }
 
-    /// Warps per work-group, where `groups` warps compute all columns and each column takes `walks`
+    /// Warps per work-group, if `groups` warps compute all columns and each column has `walks`
     /// k-blocks.
     fn warps(
         device: &DeviceProfile,
@@ -291,7 +292,7 @@ impl MatMulE0m {
         match several {
             // Cooperative matrices lie in local memory, which has no room for more.
             Some(Several::Few) => return warps.max(sides),
-            // The sums of 16 rows need as many registers as 16 warps share.
+            // Sums of 16 rows need more registers, so fewer warps share a weight.
             Some(Several::Vector(tile)) if tile == VECTOR_ROWS[1] => warps = warps.min(MAX_WARPS / 2),
             _ => {}
         }
@@ -299,8 +300,8 @@ impl MatMulE0m {
         (warps * sides).min(MAX_WARPS)
     }
 
-    /// How many times 32 columns a work-group of [`MMA`] computes. Warps for other columns or the
-    /// other weight read the same x, which is worth it if enough work-groups remain.
+    /// Number of 32-column tiles that a work-group of [`MMA`] computes. Its warps for different
+    /// columns or weights read the same x, so wide work-groups pay off if enough of them remain.
     fn across(device: &DeviceProfile, most: Option<i64>, groups: usize, two: bool) -> usize {
         let down = most.map_or(i64::MAX, |most| (most - 1) / MMA_ROWS + 1);
         let all = down.saturating_mul(num::signed(groups));
@@ -313,8 +314,8 @@ impl MatMulE0m {
         (neighbours / sides).clamp(1, groups.next_power_of_two())
     }
 
-    /// How a kernel that takes [`VectorArgs`] computes several rows of `k` elements: at most
-    /// `most`, or any number. `None` if none of these kernels suits.
+    /// The kernel for several rows of `k` elements, of those that take [`VectorArgs`]: for at most
+    /// `most` rows, or for any number. Returns `None` if none of them can compute the matmul.
     pub(super) fn several_rows(
         &self,
         device: &DeviceProfile,
@@ -392,7 +393,8 @@ mod tests {
     use crate::graph::op::gated_matmul_e0m;
     use crate::validate::case::{self, Scenario};
 
-    /// The kernels of the cases on a device with so many units, where floats are stored as halves.
+    /// The kernels of all cases on a device with `units` compute units, with floats stored as
+    /// halves.
     fn planned(tensor_cores: TensorCores, units: u32) -> Vec<KernelSpec> {
         let caps = Caps::generic_gpu().with(|device| {
             device.code = KernelCode::Source(match tensor_cores {
