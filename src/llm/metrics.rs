@@ -8,11 +8,13 @@ use std::time::Duration;
 /// work between tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
-    /// Tokens fed before the first one was sampled, without tokens reused from the cache.
+    /// Tokens fed before the first one was sampled. Tokens reused from the cache do not count.
     pub prompt_tokens: usize,
     /// Tokens reused from the cache.
     pub reused_tokens: usize,
-    /// Time from the start of the prompt to the first sampled token; zero before that.
+    /// Time from the start of the prompt to the first sampled token; zero before that. For a
+    /// request of a [`Batcher`](crate::Batcher), this includes waiting for room in the cache and
+    /// for steps of others, but not for the start of the request.
     pub first_token: Duration,
     /// Sampled tokens, without an end token.
     pub tokens: usize,

@@ -93,7 +93,10 @@ impl Header {
 
 fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
-        let what = format!("{}: the model has no KV cache to read or write", path.display());
+        let what = format!(
+            "{}: the KV cache of this session can be neither saved nor loaded",
+            path.display()
+        );
         Error::usage("prompt_cache", what)
     })
 }
