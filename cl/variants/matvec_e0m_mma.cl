@@ -1,11 +1,19 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on tensor cores. With FEW a work-group
-// takes FEW rows, 8 or 16, which lie along the side of the tensor cores that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
-// columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
-// way while one is summed. They multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
-// here: no weight is rounded. With WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
-// their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH places: x / sqrt(mean of squares + epsilon)
-// * gain. One row is normalised into local memory first. A few are multiplied by the gain and by powers of two, so that halves neither overflow nor
-// round twice, and what is missing to the root multiplies the sums. With HAS_CODES2 every other warp takes a second weight of the same size, whose results are stored beside the first.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on
+// tensor cores. A work-group computes 32 columns. Its warps share the k-blocks. A work-item loads
+// vectors of four columns, and loads the next k-block while it sums one. x is multiplied by halves
+// that follow exactly from w1 by a factor and a term. With w = s * (w1 - b), the sums are scaled
+// here, so no weight is rounded.
+//
+// With FEW, a work-group computes 8 or 16 rows, which lie along the side of the tensor cores that
+// one row leaves idle. With WHOLE, all k-blocks are full. With PARTS, the columns up to end0, up to
+// end1 and the rest are separate results, which start at elements 0, start1 and start2. With
+// HAS_CODES2, every other warp multiplies by a second weight of the same size, and the epilogue
+// takes the results of both.
+//
+// With HAS_GAIN, each work-group normalizes the DEPTH elements of a row: x / sqrt(mean of squares +
+// epsilon) * gain. A single row is normalized in local memory first. Several rows are multiplied by
+// the gain and by powers of two, so that halves neither overflow nor are rounded twice. The rest of
+// the factor multiplies the sums.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
@@ -17,7 +25,7 @@
 #define EIGHTS 1
 #endif
 #define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
-// OWN: rows of each eight of which a work-item has sums.
+// OWN: number of rows, in each eight, whose sums a work-item holds.
 #ifdef FEW
 #define OWN 2
 #define HELD_ROWS FEW
