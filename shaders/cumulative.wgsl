@@ -20,7 +20,7 @@ fn cumulative(@builtin(global_invocation_id) id: vec3<u32>) {
 #else
     let at = base + i * p.inner;
 #endif
-    let next = join(s, x_at(at));
+    let next = join(s, ELEM(x_at(at)));
 #ifdef EXCLUSIVE
     y_put(at, s);
 #else

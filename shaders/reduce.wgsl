@@ -17,12 +17,12 @@ const LOGARITHM = 3u;
 
 fn at(base: u32, c: u32) -> ELEM {
 #ifdef FLAT
-  return x_at(base + c);
+  return ELEM(x_at(base + c));
 #else
 #ifdef ONE
-  return x_at(base + c * p.r0);
+  return ELEM(x_at(base + c * p.r0));
 #else
-  return x_at(base + c % p.m1 * p.r0 + c / p.m1 % p.m2 * p.r1 + c / p.m1 / p.m2 * p.r2);
+  return ELEM(x_at(base + c % p.m1 * p.r0 + c / p.m1 % p.m2 * p.r1 + c / p.m1 / p.m2 * p.r2));
 #endif
 #endif
 }

@@ -1,5 +1,5 @@
 // Where an index tensor points. With TUPLE (a number) element i of the result belongs to the slice of `row` elements that tuple i / row
-// of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i points to along
+// of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i / row points to along
 // an axis of n0 elements, s0 apart, at the position of i in the other axes, of sizes m1 (innermost) to m4 and the rest and
 // steps t0... Indices below 0 count from the end; false where one is outside.
 inline bool along(int index, int n, uint s, uint *place) {
@@ -28,5 +28,5 @@ inline bool place_of(uint i, Params p, int i0, int i1, int i2, int i3, uint *pla
 #define INDEX(i, j) (TUPLE > (j) ? index_at((i) / p.row * TUPLE + min((uint)(j), (uint)(TUPLE - 1))) : 0)
 #define PLACE(i, place) place_of(i, p, INDEX(i, 0), INDEX(i, 1), INDEX(i, 2), INDEX(i, 3), place)
 #else
-#define PLACE(i, place) place_of(i, p, index_at(i), 0, 0, 0, place)
+#define PLACE(i, place) place_of(i, p, index_at((i) / p.row), 0, 0, 0, place)
 #endif

@@ -1,5 +1,5 @@
 // Where an index tensor points. With TUPLE (a number) element i of the result belongs to the slice of `row` elements that tuple i / row
-// of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i points to along
+// of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i / row points to along
 // an axis of n0 elements, s0 apart, at the position of i in the other axes, of sizes m1 (innermost) to m4 and the rest and
 // steps t0... Indices below 0 count from the end; not inside where one is outside.
 struct Place {
@@ -24,6 +24,6 @@ fn place_of(i: u32) -> Place {
 #else
   let other = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 + i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 +
     i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
-  return along(Place(other, true), index_at(i), p.n0, p.s0);
+  return along(Place(other, true), index_at(i / p.row), p.n0, p.s0);
 #endif
 }

@@ -79,6 +79,8 @@ pub struct DeviceProfile {
     pub subgroup: Option<u32>,
     /// Subgroup sizes that kernels may request; empty if only the compiler decides.
     pub subgroup_sizes: Vec<SubgroupSize>,
+    /// Kernels may compute with 64-bit integers.
+    pub long_integers: bool,
     /// Half-precision arithmetic is available.
     pub f16_math: bool,
     /// Half-precision arithmetic is faster than single precision.
@@ -260,6 +262,7 @@ impl DeviceProfile {
             max_grid: 65_535,
             subgroup: None,
             subgroup_sizes: Vec::new(),
+            long_integers: true,
             f16_math: false,
             fast_f16: false,
             few_registers: false,

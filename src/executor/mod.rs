@@ -21,6 +21,7 @@ use crate::backend::{
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
+use crate::graph::bounds::Bounds;
 use crate::num;
 use crate::plan::{LaunchState, Plan, Port, Storage, bind};
 use crate::shape::Bindings;
@@ -83,6 +84,23 @@ fn input_port<'p>(p: &'p Plan, name: &str, shape: &[usize]) -> Result<(usize, &'
     Ok((at, port))
 }
 
+/// Fails if a value of an input is not among those that its readers accept.
+fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i64>) -> Result<()> {
+    let value = |v: i64| match port.dtype {
+        DType::U64 => i128::from(v.cast_unsigned()),
+        _ => i128::from(v),
+    };
+    let outside = |(_, v): &(usize, i128)| *v < accepts.low || *v > accepts.high;
+    let Some((at, v)) = values.map(value).enumerate().find(outside) else {
+        return Ok(());
+    };
+    let what = format!(
+        "input \"{}\": element {at} is {v}; expected {} to {}, which are the values that its readers accept",
+        port.name, accepts.low, accepts.high
+    );
+    Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch))
+}
+
 fn output_port<'p>(p: &'p Plan, name: &str) -> Result<&'p Port> {
     let port = p.output(name);
     port.ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))
@@ -113,6 +131,10 @@ pub struct Executor {
     states: Vec<View>,
     arena: View,
     counters: Option<View>,
+    /// The word in which kernels report wrong data.
+    fault: Option<View>,
+    /// A run may have set it since it was last read.
+    may_be_faulty: bool,
     /// The last run failed.
     is_cut_short: bool,
     plans: Vec<Loaded>,
@@ -155,6 +177,8 @@ impl Executor {
             states: Vec::new(),
             arena,
             counters: None,
+            fault: None,
+            may_be_faulty: false,
             is_cut_short: false,
             plans: Vec::new(),
             bytes: Vec::new(),
@@ -163,6 +187,10 @@ impl Executor {
         if counters > 0 {
             executor.counters = Some(create(&mut executor.backend, "counters", counters * 4)?);
             executor.clear_counters()?;
+        }
+        if plans().any(|p| !p.faults.is_empty()) {
+            executor.fault = Some(create(&mut executor.backend, "fault", 8)?);
+            executor.clear_fault()?;
         }
         for (i, state) in plans().next().iter().flat_map(|p| &p.states).enumerate() {
             // Plans of one graph must agree about states.
@@ -192,6 +220,7 @@ impl Executor {
             Storage::State(i) => self.states.get(i).copied(),
             Storage::Live => Some(live),
             Storage::Counters => self.counters,
+            Storage::Fault => self.fault,
             Storage::Known { offset, len } => Some(View {
                 buffer: live.buffer,
                 offset,
@@ -204,6 +233,30 @@ impl Executor {
         let Some(view) = self.counters else { return Ok(()) };
         let written = self.backend.write(view, &zeros(view.len)?);
         written.map_err(|e| Error::device(Stage::Run, "clearing counters", e))
+    }
+
+    fn clear_fault(&mut self) -> Result<()> {
+        let Some(view) = self.fault else { return Ok(()) };
+        let written = self.backend.write(view, &zeros(view.len)?);
+        written.map_err(|e| Error::device(Stage::Run, "clearing the fault", e))
+    }
+
+    /// Fails if the data of a run of `plan` was wrong. Results are then meaningless.
+    fn check_fault(&mut self, plan: usize) -> Result<()> {
+        let Some(view) = self.fault.filter(|_| self.may_be_faulty) else {
+            return Ok(());
+        };
+        let mut word = [0u8; 4];
+        let read = self.backend.read(View { len: 4, ..view }, &mut word);
+        read.map_err(|e| Error::device(Stage::Run, "reading the fault", e))?;
+        self.may_be_faulty = false;
+        let Some(at) = u32::from_le_bytes(word).checked_sub(1) else {
+            return Ok(());
+        };
+        self.clear_fault()?;
+        let what = usize::try_from(at).ok().and_then(|at| self.loaded(plan).ok()?.plan.faults.get(at).cloned());
+        let what = what.unwrap_or_else(|| "an earlier run read an index outside its axis".to_owned());
+        Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch))
     }
 
     pub fn caps(&self) -> &Caps {
@@ -242,8 +295,8 @@ impl Executor {
     }
 
     /// Writes an input of `plan`. Required before every run, since a step may overwrite it. An
-    /// input that nothing reads is only checked. Integers must fit 32 bits; floats are converted to
-    /// the device's storage type. The run checks the shape.
+    /// input that nothing reads is only checked. An integer that a reader of the input rejects is an
+    /// error; floats are converted to the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let (at, port) = input_port(&p, name, tensor.shape())?;
@@ -254,6 +307,11 @@ impl Executor {
                 tensor.dtype()
             );
             return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch));
+        }
+        if let (Some(accepts), true) = (port.accepts, port.storage.is_some()) {
+            let values = tensor.to_bits();
+            let values = values.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
+            check_values(port, accepts, values.into_iter())?;
         }
         let later = p.is_open();
         if port.storage.is_some() && !later {
@@ -283,10 +341,13 @@ impl Executor {
             return self.write(plan, name, &tensor);
         }
         if port.storage.is_some() {
+            if let Some(accepts) = port.accepts {
+                check_values(port, accepts, data.iter().map(|v| i64::from(*v)))?;
+            }
             let mut bytes = std::mem::take(&mut self.bytes);
             bytes.clear();
             bytes.extend_from_slice(bytemuck::cast_slice(data));
-            pack::pad(&mut bytes);
+            pack::pad(&mut bytes, DType::I32);
             let stored = self.store(plan, "input", port, &bytes);
             self.bytes = bytes;
             stored?;
@@ -328,6 +389,7 @@ impl Executor {
     /// Reads elements `first ..` of a float output of `plan` as `f32` after all queued runs, as
     /// many as `out` holds. `first` must be even.
     pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        self.check_fault(plan)?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         let loaded = self.loaded(plan)?;
@@ -347,6 +409,7 @@ impl Executor {
     /// Reads elements `first ..` of an output of `plan` that holds indices, after all queued runs,
     /// as many as `out` holds. An error for a negative one.
     pub fn read_indices(&mut self, plan: usize, name: &str, first: usize, out: &mut [u32]) -> Result<()> {
+        self.check_fault(plan)?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         let wrong = |what: String| Error::other(Stage::Run, format!("output \"{name}\": {what}"));
@@ -401,6 +464,7 @@ impl Executor {
 
     /// Reads a whole output of `plan` in its host type, with the shape of the last run.
     pub fn read(&mut self, plan: usize, name: &str) -> Result<HostTensor> {
+        self.check_fault(plan)?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         if let Some(tensor) = self.loaded(plan)?.on_host(port) {
@@ -562,6 +626,7 @@ impl Drop for Executor {
             .chain(live)
             .chain([&self.arena])
             .chain(&self.counters)
+            .chain(&self.fault)
         {
             self.backend.destroy_buffer(view.buffer);
         }

@@ -8,12 +8,13 @@ use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit
-/// integers. Padded to an even number of elements.
+/// A tensor's elements in device form: floats as `f16` or `f32`, integers in 32 or 64 bits. Padded
+/// to an even number of elements.
 pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
         DType::F32 | DType::F16 => return Ok(floats(&t.to_f32().map_err(|e| e.to_string())?, device)),
         DType::U32 | DType::I8 | DType::U8 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
+        DType::I64 => bytemuck::cast_slice(&t.to_bits().map_err(|e| e.to_string())?).to_vec(),
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
@@ -24,13 +25,14 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
             out
         }
     };
-    pad(&mut bytes);
+    pad(&mut bytes, device);
     Ok(bytes)
 }
 
-/// Adds zeros for kernels that read elements in pairs.
-pub(super) fn pad(bytes: &mut Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(8).max(8), 0);
+/// Adds the [padding](DType::device_padding) of elements of this type.
+pub(super) fn pad(bytes: &mut Vec<u8>, device: DType) {
+    let unit = device.device_padding();
+    bytes.resize(bytes.len().next_multiple_of(unit).max(unit), 0);
 }
 
 /// Converts `bytes`, elements of the device type `device`, to a tensor of type `dtype`. Bytes after
@@ -62,6 +64,11 @@ pub(super) fn from_device(
             HostTensor::from_floats(dtype, shape, &data)
         }
         DType::I8 | DType::U8 => HostTensor::from_bytes(dtype, shape, bytes),
+        DType::I64 => {
+            let pairs = bytes.chunks_exact(8).filter_map(|b| b.first_chunk::<8>());
+            let data: Vec<i64> = pairs.map(|b| i64::from_le_bytes(*b)).collect();
+            HostTensor::from_ints(dtype, shape, &data)
+        }
         _ => {
             let data: Vec<i64> = words().map(|b| i64::from(i32::from_le_bytes(*b))).collect();
             HostTensor::from_ints(dtype, shape, &data)
@@ -75,7 +82,7 @@ fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
         DType::F16 => floats_to_halves(data),
         _ => bytemuck::cast_slice(data).to_vec(),
     };
-    pad(&mut bytes);
+    pad(&mut bytes, dtype);
     bytes
 }
 
@@ -255,7 +262,7 @@ fn words(t: &HostTensor, tile: usize, sums: bool) -> Result<Vec<u8>, String> {
             put(rows - 1, &sum.to_le_bytes())?;
         }
     }
-    pad(&mut out);
+    pad(&mut out, DType::U32);
     Ok(out)
 }
 

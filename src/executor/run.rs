@@ -216,6 +216,7 @@ impl Executor {
         let _call = self.program.quota.as_ref().map(Quota::enter);
         // A failed run may have executed only some parts of a dispatch.
         self.is_cut_short = true;
+        self.may_be_faulty = true;
         self.segments(plan, segments, run)?;
         self.is_cut_short = false;
         Ok(())

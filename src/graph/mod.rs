@@ -1,6 +1,7 @@
 //! The graph: values, nodes that hold operators, and states that persist between runs.
 
 pub mod body;
+pub mod bounds;
 pub mod class;
 pub mod derive;
 pub mod edit;

@@ -29,6 +29,8 @@ pub enum Location {
     Known(usize),
     /// Words that are zero between dispatches; see [`LowerCx::counters`](super::LowerCx::counters).
     Counters,
+    /// The word that says which data of a run is wrong; see [`LowerCx::fault`](super::LowerCx::fault).
+    Fault,
 }
 
 /// An operand of a dispatch.
@@ -38,6 +40,19 @@ pub struct Operand {
     pub location: Location,
     /// Element type on the device.
     pub dtype: DType,
+}
+
+impl Operand {
+    /// The operand for kernels that move elements and need not know what they hold: a 64-bit
+    /// integer becomes two words. Also returns the number of words of an element.
+    #[must_use]
+    pub fn words(self) -> (Self, i64) {
+        let words = Self {
+            dtype: DType::I32,
+            ..self
+        };
+        if self.dtype == DType::I64 { (words, 2) } else { (self, 1) }
+    }
 }
 
 /// Several results in one contiguous range of memory.

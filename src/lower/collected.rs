@@ -92,6 +92,8 @@ pub(crate) struct Collected {
     pub known: Distinct<(ValueId, Vec<Dim>)>,
     /// Maximum number of counters that a dispatch uses.
     pub counters: u64,
+    /// What may be wrong with the data of a run.
+    pub faults: Distinct<String>,
 }
 
 /// Memory layout of the table of live values: first integers that kernels read by position, then

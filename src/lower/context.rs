@@ -3,6 +3,7 @@
 
 use super::{Collected, Condition, Location, Operand, Pack, WeightKey, WithOperands};
 use crate::backend::DeviceProfile;
+use crate::graph::bounds::Bounds;
 use crate::graph::op::{OpError, OpResult, device_dtype};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -14,6 +15,8 @@ pub(crate) struct Scope<'a> {
     pub graph: &'a Graph,
     /// Facts with the plan's fixed symbols replaced, by value.
     pub facts: &'a [Option<Fact>],
+    /// Bounds of integer values, by value.
+    pub integers: &'a [Option<Bounds>],
     /// The maximum values of symbols.
     pub limits: &'a Bindings,
     pub device: &'a DeviceProfile,
@@ -127,6 +130,20 @@ impl LowerCx<'_> {
         self.fact_of(self.output_id(i)?)
     }
 
+    fn bounds_of(&self, id: ValueId) -> Option<Bounds> {
+        self.scope.integers.get(id.index()).copied().flatten()
+    }
+
+    /// Bounds of operand `i`; `None` if it holds floats.
+    pub fn bounds(&self, i: usize) -> OpResult<Option<Bounds>> {
+        Ok(self.bounds_of(self.input_id(i)?))
+    }
+
+    /// Bounds of result `i`; `None` if it holds floats.
+    pub fn out_bounds(&self, i: usize) -> OpResult<Option<Bounds>> {
+        Ok(self.bounds_of(self.output_id(i)?))
+    }
+
     /// The shape of operand `i`.
     pub fn shape(&self, i: usize) -> OpResult<Shape> {
         Ok(self.fact(i)?.shape.clone())
@@ -158,6 +175,10 @@ impl LowerCx<'_> {
         if let (Some(elements), None, Some(_)) =
             (fact.as_dims(), fact.as_const(), self.scope.graph.producer(root))
         {
+            if let Some(bounds) = self.bounds_of(root).filter(|b| !b.fits_32()) {
+                let what = format!("sizes that kernels read may be {} to {}", bounds.low, bounds.high);
+                return Err(OpError::NoKernel(what));
+            }
             return Ok(Operand {
                 location: Location::Known(self.out.known.insert((root, elements))),
                 dtype: DType::I32,
@@ -175,7 +196,7 @@ impl LowerCx<'_> {
     /// The operand for writing a value, or for reading what a kernel or the caller wrote.
     pub(super) fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
         if let Some(i) = self.scope.graph.state_of(root) {
-            let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.state_float);
+            let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.state_float, None);
             return Ok(Operand {
                 location: Location::State(i),
                 dtype,
@@ -183,7 +204,7 @@ impl LowerCx<'_> {
         }
         let fact = self.fact_of(root)?;
         if fact.as_const().is_some() {
-            let dtype = device_dtype(fact.dtype, DType::F32);
+            let dtype = device_dtype(fact.dtype, DType::F32, self.bounds_of(root));
             return Ok(self.packed(vec![root], Pack::Plain { dtype }, dtype));
         }
         let dtype =
@@ -281,6 +302,19 @@ impl LowerCx<'_> {
             dtype: DType::I32,
         };
         (operand, Dim::from_usize(at))
+    }
+
+    /// The word that a kernel sets if operand `i` does not have what `expected` names, and the number
+    /// that it writes there. The run then fails. Several kernels may write it at once.
+    pub fn fault(&mut self, i: usize, expected: &str) -> OpResult<(Operand, Dim)> {
+        let operand = &self.scope.graph.value(self.input_id(i)?).name;
+        let what = format!("node \"{}\": operand \"{operand}\": expected {expected}, found one outside", self.name);
+        let at = self.out.faults.insert(what);
+        let word = Operand {
+            location: Location::Fault,
+            dtype: DType::I32,
+        };
+        Ok((word, Dim::from_usize(at + 1)))
     }
 
     /// Counters with which work-groups determine which of them finishes last: 32-bit words that are

@@ -8,6 +8,7 @@ use crate::backend::kernel::{self, Arg};
 use crate::graph::ValueId;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::num;
+use crate::tensor::DType;
 use std::collections::BTreeMap;
 
 impl LowerCx<'_> {
@@ -79,7 +80,11 @@ impl LowerCx<'_> {
             Location::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
             Location::Temp(i) => self.out.temps.get(i)?.1.clone(),
             Location::Weight(i) => return self.out.weights.get(i)?.bytes(self.scope.graph),
-            Location::State(_) | Location::Live | Location::Known(_) | Location::Counters => return None,
+            Location::State(_)
+            | Location::Live
+            | Location::Known(_)
+            | Location::Counters
+            | Location::Fault => return None,
         };
         let count = u64::try_from(self.upper_bound(&count)?).ok()?;
         count.checked_mul(num::wide(operand.dtype.device_bytes()))
@@ -133,6 +138,10 @@ impl LowerCx<'_> {
                 k.name
             )));
         }
+        let is_long = |o: &Option<Operand>| o.is_some_and(|o| o.dtype == DType::I64);
+        if self.scope.device.language().is_some() && !k.takes_wide && call.operands.iter().any(is_long) {
+            return Err(OpError::NoKernel(format!("no kernel {} for integers beyond 32 bits", k.name)));
+        }
         if let Some(with) = self.epilogue {
             let result = self.output(0)?;
             let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);
@@ -165,6 +174,10 @@ impl LowerCx<'_> {
         if k.is_linear && y.is(1) && z.is(1) && too_long {
             call.grid = [x.minimum(&most.into())?, x.ceil_div(most)?, 1.into()];
             call.defines.insert(kernel::FOLDED, 1);
+        }
+        if !self.scope.device.long_integers && call.spec(None).is_wide() {
+            let what = "integers beyond 32 bits, which kernels on this device do not have";
+            return Err(OpError::NoKernel(what.to_owned()));
         }
         call.images = self.images(&call, vec4);
         if let KernelCode::Native(kernels) = self.scope.device.code

@@ -127,7 +127,8 @@ impl Pack {
                     .checked_mul(size(*device))?
             }
         };
-        Some(bytes.checked_next_multiple_of(8)?.max(8))
+        let unit = num::wide(self.dtype().device_padding());
+        Some(bytes.checked_next_multiple_of(unit)?.max(unit))
     }
 }
 

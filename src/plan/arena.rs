@@ -7,6 +7,7 @@ use crate::backend::kernel::{Role, Ty};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
 use crate::lower::{Dispatch, Location, Operand};
+use crate::num;
 use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
@@ -55,18 +56,18 @@ struct Records<'a, 'b> {
     all: Vec<Record>,
 }
 
-/// Bytes of `count` elements on a device: an even number of elements, since work-items store pairs,
-/// and a multiple of 8 bytes, as loads of four halves need.
+/// Bytes of `count` elements on a device, with [padding](DType::device_padding).
 fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
     let size = Dim::from_usize(dtype.device_bytes());
+    let unit = num::signed(dtype.device_padding());
     let bytes = count.mul(&size).map_err(|e| dim_error(&e))?;
-    let words = bytes.ceil_div(8).map_err(|e| dim_error(&e))?;
-    let words = if words.as_const() == Some(0) {
+    let units = bytes.ceil_div(unit).map_err(|e| dim_error(&e))?;
+    let units = if units.as_const() == Some(0) {
         1.into()
     } else {
-        words
+        units
     };
-    words.mul(&8.into()).map_err(|e| dim_error(&e))
+    units.mul(&unit.into()).map_err(|e| dim_error(&e))
 }
 
 /// Bytes at the bounds; 0 if the size has no bound.
@@ -108,7 +109,8 @@ impl Records<'_, '_> {
             | Location::State(_)
             | Location::Live
             | Location::Known(_)
-            | Location::Counters => Dim::from(0),
+            | Location::Counters
+            | Location::Fault => Dim::from(0),
         };
         // An operand may see the value as elements of another type.
         let own = match location {
@@ -117,7 +119,7 @@ impl Records<'_, '_> {
             _ => dtype,
         };
         let size = device_size(own, &count)?;
-        let bytes = most_bytes(self.c, &size)?.max(8);
+        let bytes = most_bytes(self.c, &size)?.max(num::wide(own.device_padding()));
         let i = self.all.len();
         let part = self.c.collected.parts.get(&location);
         let outer = parent.and_then(|p| self.all.get(p)).map(|p| (p.top, p.offset));
@@ -317,7 +319,8 @@ impl Records<'_, '_> {
             | Location::State(_)
             | Location::Live
             | Location::Known(_)
-            | Location::Counters => String::new(),
+            | Location::Counters
+            | Location::Fault => String::new(),
         }
     }
 
@@ -468,6 +471,6 @@ impl Arena {
 
     /// Bytes of `count` elements at the bounds.
     pub fn bytes(c: &Compiler<'_>, dtype: DType, count: &Dim) -> Result<u64> {
-        Ok(most_bytes(c, &device_size(dtype, count)?)?.max(8))
+        Ok(most_bytes(c, &device_size(dtype, count)?)?.max(num::wide(dtype.device_padding())))
     }
 }

@@ -8,6 +8,7 @@ use super::steps::StepBuilder;
 use super::{Options, Plan, StateSlot, dim_error, order};
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
+use crate::graph::bounds::{self, Bounds};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, MadeSymbol, Node, NodeId, State, TensorScalar, ValueId};
 use crate::lower::Collected;
@@ -46,6 +47,8 @@ pub(super) struct Compiler<'a> {
     /// The largest values of symbols: the bounds, and the operators' limits for symbols that data
     /// defines.
     pub limits: Bindings,
+    /// Bounds of integer values, by value.
+    pub integers: Vec<Option<Bounds>>,
     /// [`Options::ring`] of each state.
     pub rings: Vec<Option<i64>>,
     /// Symbols without a bound that are not defined by data.
@@ -131,12 +134,14 @@ impl<'a> Compiler<'a> {
                 limits.set(&m.symbol, v);
             }
         }
+        let integers = bounds::derive(graph, &graph.order()?, &facts, &limits);
         Ok(Self {
             graph,
             caps,
             options,
             facts,
             limits,
+            integers,
             rings: graph.states().iter().map(|s| options.ring(s)).collect(),
             open: BTreeSet::new(),
             host: BTreeMap::new(),
@@ -159,6 +164,19 @@ impl<'a> Compiler<'a> {
         self.facts.get(v.index()).and_then(Option::as_ref)
     }
 
+    /// Element type of a value on the device if floats are stored as `float`.
+    pub fn device_type(&self, v: ValueId, float: DType) -> Result<DType> {
+        let bounds = self.integers.get(v.index()).copied().flatten();
+        Ok(device_dtype(self.graph.fact(v)?.dtype, float, bounds))
+    }
+
+    /// The values of an input that its readers accept, unless they accept all.
+    pub fn accepts(&self, v: ValueId) -> Option<Bounds> {
+        let bounds = self.integers.get(v.index()).copied().flatten();
+        let all = self.fact(v).and_then(|f| Bounds::of(f.dtype));
+        bounds.filter(|b| self.graph.is_input(v) && Some(*b) != all)
+    }
+
     /// Element type of a value on the device.
     pub fn storage_type(&self, v: ValueId) -> Result<DType> {
         if let Some(dtype) = self.collected.storage_types.get(&v) {
@@ -166,7 +184,7 @@ impl<'a> Compiler<'a> {
         }
         // Lowering stores no type for constants and for known values that are not tensors.
         if self.is_const(v) || self.is_dims(v) {
-            return Ok(device_dtype(self.graph.fact(v)?.dtype, DType::F32));
+            return self.device_type(v, DType::F32);
         }
         let name = &self.graph.value(v).name;
         let what = format!("value \"{name}\" has no element type on the device");
@@ -279,6 +297,7 @@ impl<'a> Compiler<'a> {
             weights: self.collected.weights.to_vec(),
             states,
             counters: self.collected.counters,
+            faults: self.collected.faults.to_vec(),
             inputs,
             unread,
             outputs,
@@ -332,7 +351,7 @@ impl<'a> Compiler<'a> {
             if self.options.ring(s).is_some() {
                 self.check_ring(s)?;
             }
-            let dtype = device_dtype(fact.dtype, self.options.state_float());
+            let dtype = device_dtype(fact.dtype, self.options.state_float(), None);
             let shape = self.fact(s.input).map(|f| f.shape.0.clone()).unwrap_or_default();
             let mut row = Dim::from(rows);
             for (_, d) in shape.iter().enumerate().filter(|(i, _)| *i != s.axis) {

@@ -239,7 +239,7 @@ impl NodeRun<'_> {
                     }
                 }
                 Storage::State(i) => (read, written) = self.state_bytes(*i),
-                Storage::Live | Storage::Counters => {}
+                Storage::Live | Storage::Counters | Storage::Fault => {}
                 Storage::Known { len, .. } => read = *len,
                 Storage::Arena { tensor, .. } => {
                     let bytes = self.tensor_bytes(*tensor)?;

@@ -3,10 +3,9 @@
 use super::compile::{Compiler, MadeSymbols};
 use super::host::HostReason;
 use crate::error::{Result, Stage};
-use crate::graph::op::device_dtype;
 use crate::graph::{Node, NodeId, OpError, TensorScalar, ValueId};
 use crate::lower::{Collected, LowerCx, Scope};
-use crate::shape::{Fact, Symbol};
+use crate::shape::Symbol;
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -116,7 +115,7 @@ impl Compiler<'_> {
                 let stored = if as_bytes.contains(v) {
                     dtype
                 } else {
-                    device_dtype(dtype, float)
+                    self.device_type(*v, float)?
                 };
                 self.collected.storage_types.insert(*v, stored);
             }
@@ -125,7 +124,7 @@ impl Compiler<'_> {
                 let Some(node) = self.graph.node(*id).filter(|_| self.is_needed(*id)) else {
                     continue;
                 };
-                self.set_storage_types(node);
+                self.set_storage_types(node)?;
                 if !self.host.contains_key(id)
                     && let Some(why) = self.lower_or_refuse(node, *id)?
                 {
@@ -133,8 +132,7 @@ impl Compiler<'_> {
                 }
             }
             if self.host.len() == before && !self.widen_outputs() {
-                self.keep_bytes_of_others();
-                return Ok(());
+                return self.keep_bytes_of_others();
             }
         }
     }
@@ -202,7 +200,7 @@ impl Compiler<'_> {
 
     /// Marks values, known as expressions, whose bytes the caller or a node on the host reads under
     /// another name.
-    fn keep_bytes_of_others(&mut self) {
+    fn keep_bytes_of_others(&mut self) -> Result<()> {
         let host = self.host.keys().filter_map(|id| self.graph.node(*id));
         let read: HashSet<ValueId> = host.flat_map(|n| n.inputs.iter().flatten().copied()).collect();
         let names = self.collected.alias.iter();
@@ -212,21 +210,18 @@ impl Compiler<'_> {
             .filter(|r| self.is_computed_dims(*r))
             .collect();
         for v in kept {
-            self.collected.storage_types.insert(v, DType::I32);
+            let dtype = self.device_type(v, DType::F32)?;
+            self.collected.storage_types.insert(v, dtype);
             self.known.insert(v);
         }
+        Ok(())
     }
 
     /// A value that the node reads or makes whose type is not supported on devices.
     fn off_devices(&self, node: &Node) -> Option<ValueId> {
         let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
         let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
-        all.into_iter().find(|v| {
-            // Words of packed weights are constants. Other unsigned 32-bit values exceed the
-            // integers of devices.
-            let number = |f: &Fact| f.dtype == DType::U32 && f.as_const().is_none();
-            self.fact(*v).is_some_and(|f| !f.dtype.on_devices() || number(f))
-        })
+        all.into_iter().find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
     }
 
     /// Needed symbols that are neither bounded nor defined by data.
@@ -239,7 +234,7 @@ impl Compiler<'_> {
     }
 
     /// Sets the element types of a node's results on the device.
-    fn set_storage_types(&mut self, node: &Node) {
+    fn set_storage_types(&mut self, node: &Node) -> Result<()> {
         let precise = node.op.keeps_precision() && {
             let data = node.inputs.iter().flatten().filter(|v| !self.is_const(**v));
             let floats: Vec<_> = data
@@ -261,10 +256,11 @@ impl Compiler<'_> {
             let stored = if byte {
                 fact.dtype
             } else {
-                device_dtype(fact.dtype, float)
+                self.device_type(*out, float)?
             };
             self.collected.storage_types.insert(*out, stored);
         }
+        Ok(())
     }
 
     fn lower_node(&mut self, node: &Node, id: NodeId) -> Result<(), OpError> {
@@ -276,6 +272,7 @@ impl Compiler<'_> {
         let scope = Scope {
             graph: self.graph,
             facts: &self.facts,
+            integers: &self.integers,
             limits: &self.limits,
             device: &self.caps.profile,
             float: self.options.float,

@@ -28,6 +28,7 @@ pub use padding::{NoPadding, Padding};
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::backend::tunable::Tuning;
 use crate::error::{Error, Result, Stage};
+use crate::graph::bounds::Bounds;
 use crate::graph::{Graph, NodeId, State};
 use crate::lower::WeightKey;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
@@ -124,6 +125,8 @@ pub enum Storage {
     Live,
     /// Words that are zero between dispatches.
     Counters,
+    /// The word that says which data of a run is wrong.
+    Fault,
     /// A range of that table: a tensor whose elements are expressions.
     Known {
         /// First byte, aligned to [`crate::backend::DeviceProfile::view_align`].
@@ -183,6 +186,8 @@ pub struct Port {
     pub host: Option<usize>,
     /// The value itself, if an output is a constant of the model.
     pub constant: Option<Arc<HostTensor>>,
+    /// The values of an integer input that its readers accept, if those are fewer than its type has.
+    pub accepts: Option<Bounds>,
 }
 
 /// The device form of a state.
@@ -289,6 +294,8 @@ pub struct Plan {
     pub states: Vec<StateSlot>,
     /// Number of words that are zero between dispatches: the most that a kernel counts in.
     pub counters: u64,
+    /// What may be wrong with the data of a run. Kernels write the number of what is, from 1 on.
+    pub faults: Vec<String>,
     /// Graph inputs that are read.
     pub inputs: Vec<Port>,
     /// Graph inputs that are not read; only their shapes matter.

@@ -50,6 +50,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             Location::State(i) => Some(Storage::State(i)),
             Location::Live => Some(Storage::Live),
             Location::Counters => Some(Storage::Counters),
+            Location::Fault => Some(Storage::Fault),
             Location::Known(i) => {
                 let (offset, len) = *self.live.known.get(i)?;
                 Some(Storage::Known { offset, len })
@@ -98,7 +99,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             name: graph.value(v).name.clone(),
             dtype: fact.dtype,
             device: match state {
-                Some(_) => device_dtype(fact.dtype, self.c.options.state_float()),
+                Some(_) => device_dtype(fact.dtype, self.c.options.state_float(), None),
                 // The name of a value may see its bytes as elements of another type.
                 None => match self.c.collected.storage_types.get(&v) {
                     Some(own) => *own,
@@ -112,6 +113,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             ),
             host: self.host_index.get(&v).copied(),
             constant: fact.as_const().cloned(),
+            accepts: self.c.accepts(v),
         })
     }
 

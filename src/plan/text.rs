@@ -13,6 +13,7 @@ fn storage_text(p: Storage) -> String {
         Storage::State(i) => format!("state {i}"),
         Storage::Live => "live".to_owned(),
         Storage::Counters => "counters".to_owned(),
+        Storage::Fault => "fault".to_owned(),
         Storage::Known { offset, len } => format!("live {offset}+{len}"),
     }
 }

@@ -61,10 +61,11 @@ impl Dim {
     /// An upper bound while every symbol stays within `0..=bound`, by interval arithmetic over the
     /// terms. A symbol without a bound is [`DimError::Unbound`].
     pub fn upper_bound(&self, bounds: &Bindings) -> Result<i64, DimError> {
-        Ok(self.range(bounds)?.1)
+        Ok(self.bounds(bounds)?.1)
     }
 
-    fn range(&self, bounds: &Bindings) -> Result<(i64, i64), DimError> {
+    /// A lower and an upper bound, as in [`Dim::upper_bound`].
+    pub fn bounds(&self, bounds: &Bindings) -> Result<(i64, i64), DimError> {
         let over = || DimError::Overflow(self.to_string());
         let (mut lo, mut hi) = (self.constant(), self.constant());
         for t in self.terms() {
@@ -128,14 +129,14 @@ impl Atom {
     fn range(&self, bounds: &Bindings) -> Result<(i64, i64), DimError> {
         let both = |c: &Choice, f: fn(i64, i64) -> i64| -> Result<(i64, i64), DimError> {
             Ok((
-                pick(c, |a| Ok(a.range(bounds)?.0), f)?,
-                pick(c, |a| Ok(a.range(bounds)?.1), f)?,
+                pick(c, |a| Ok(a.bounds(bounds)?.0), f)?,
+                pick(c, |a| Ok(a.bounds(bounds)?.1), f)?,
             ))
         };
         Ok(match self {
             Self::Symbol(s) => (0, bounds.get(s).ok_or_else(|| DimError::Unbound(s.clone()))?),
             Self::Floor(f) => {
-                let ((l, h), (dl, dh)) = (f.num.range(bounds)?, f.den.range(bounds)?);
+                let ((l, h), (dl, dh)) = (f.num.bounds(bounds)?, f.den.bounds(bounds)?);
                 if dh <= 0 {
                     return Err(f.bad_divisor(dh));
                 }

@@ -9,7 +9,7 @@ pub enum DType {
     F32,
     /// IEEE binary16.
     F16,
-    /// 64-bit signed integer; devices store it as a range-checked [`DType::I32`].
+    /// 64-bit signed integer. Devices store it as [`DType::I32`] where its bounds allow that.
     I64,
     /// 32-bit signed integer.
     I32,
@@ -70,8 +70,15 @@ impl DType {
         match self {
             Self::I8 | Self::U8 => 1,
             Self::F16 => 2,
+            Self::I64 => 8,
             _ => 4,
         }
+    }
+
+    /// Bytes of which device memory of a tensor is a multiple: two elements, since work-items store
+    /// pairs, and four halves, which they load at once.
+    pub fn device_padding(self) -> usize {
+        (2 * self.device_bytes()).max(8)
     }
 
     /// Bits of one element in files. Types narrower than 8 bits are packed, first element in the
@@ -106,7 +113,7 @@ impl DType {
         use DType::*;
         matches!(
             self,
-            F32 | F16 | I64 | I32 | U32 | U16 | I16 | U8 | I8 | U4 | I4 | U2 | I2 | Bool
+            F32 | F16 | I64 | U64 | I32 | U32 | U16 | I16 | U8 | I8 | U4 | I4 | U2 | I2 | Bool
         )
     }
 
@@ -134,11 +141,10 @@ impl DType {
         })
     }
 
-    /// Bits of an integer type with fewer than 32, and whether it is signed; `None` for others.
-    pub fn narrow_bits(self) -> Option<(u32, bool)> {
+    /// Bits of an integer type with fewer than `most`, and whether it is signed; `None` for others.
+    pub fn bits_below(self, most: usize) -> Option<(usize, bool)> {
         let (low, _) = self.int_range()?;
-        let bits = u32::try_from(self.bits()).ok()?;
-        (bits < 32).then_some((bits, low < 0))
+        (self.bits() < most).then_some((self.bits(), low < 0))
     }
 
     /// The low bits of `v` as a value of this integer type. For `u64`, all 64 bits are kept.

@@ -69,8 +69,8 @@ pub fn compare(wanted: &HostTensor, found: &HostTensor, bound: f64) -> Result<f6
     let shape = wanted.shape();
     if !wanted.dtype().is_float() {
         let (w, f) = (
-            wanted.to_i64().map_err(|e| e.to_string())?,
-            found.to_i64().map_err(|e| e.to_string())?,
+            wanted.to_bits().map_err(|e| e.to_string())?,
+            found.to_bits().map_err(|e| e.to_string())?,
         );
         let wrong: Vec<usize> = (0..w.len()).filter(|i| w[*i] != f[*i]).collect();
         return match wrong.first() {

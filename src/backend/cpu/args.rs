@@ -146,6 +146,11 @@ pub const UNBOUNDED: [f32; 2] = [f32::NEG_INFINITY, f32::INFINITY];
 
 /// Turns the results of a kernel into those that are stored.
 pub trait Finish: Sync {
+    /// Whether results have 64 bits instead of 32.
+    fn is_long(&self) -> bool {
+        false
+    }
+
     /// The bounds, if this is what the results are clamped to and nothing else.
     fn clamp(&self) -> Option<[f32; 2]> {
         None
@@ -168,7 +173,8 @@ pub trait Finish: Sync {
     );
 }
 
-/// Stores results, through the epilogue if the dispatch has one. Elements are `f32` or `i32`.
+/// Stores results, through the epilogue if the dispatch has one. Elements have 32 bits, or 64
+/// without an epilogue.
 #[derive(Clone, Copy)]
 pub struct Store<'a> {
     /// The memory of the results.
@@ -212,13 +218,13 @@ impl Store<'_> {
     /// The caller owns these results.
     pub unsafe fn put<T: Pod>(&self, first: usize, values: &[T], second: Option<&[T]>) {
         let count = values.len();
-        let y = self.y.checked::<u32>(first..first + count);
+        let y = self.y.checked::<T>(first..first + count).cast::<u32>();
         let words: &[u32] = bytemuck::cast_slice(values);
         // SAFETY: inside the memory, and owned by the caller; the values are elsewhere.
         unsafe {
             match self.epilogue {
                 Some(apply) => apply.run(first, Some(words), second.map(bytemuck::cast_slice), y, count),
-                None => y.copy_from_nonoverlapping(words.as_ptr(), count),
+                None => y.copy_from_nonoverlapping(words.as_ptr(), words.len()),
             }
         }
     }
@@ -230,7 +236,10 @@ impl Store<'_> {
     /// The caller owns these results.
     pub unsafe fn fill(&self, range: Range<usize>) {
         if let Some(apply) = self.epilogue {
-            let y = self.y.checked::<u32>(range.clone());
+            let y = match apply.is_long() {
+                true => self.y.checked::<i64>(range.clone()).cast::<u32>(),
+                false => self.y.checked::<u32>(range.clone()),
+            };
             // SAFETY: inside the memory, and owned by the caller.
             unsafe { apply.run(range.start, None, None, y, range.len()) };
         }
@@ -287,6 +296,8 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     type Args: Arguments;
     /// Names of the operands that may hold halves (f16). All others hold 32-bit words.
     const HALVES: &'static [&'static str] = &[];
+    /// Names of the operands that may hold 64-bit integers.
+    const LONGS: &'static [&'static str] = &[];
 
     /// The kernel for a spec; `None` if there is no CPU form for its types or defines. The caller
     /// has checked element sizes against [`Self::HALVES`].

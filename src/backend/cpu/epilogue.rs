@@ -10,6 +10,8 @@ use crate::backend::kernel::program::{Program, Step};
 use crate::tensor::DType;
 use std::mem::MaybeUninit;
 
+mod wide;
+
 /// Words of stack memory for the results of steps.
 const WORDS: usize = 4096;
 /// Largest number of steps in a program.
@@ -42,24 +44,32 @@ pub struct Apply<'a> {
     program: &'a Program,
     arguments: &'a [Argument],
     operands: [Option<(Memory, Layout)>; MAX_OPERANDS],
+    /// Types of the operands.
+    types: &'a [Option<DType>],
+    /// Type of the results.
+    result: DType,
     isa: Isa,
 }
 
 /// Whether programs can run this epilogue with operands of these types.
 pub fn supports(epilogue: &Epilogue, operands: &[Option<DType>]) -> bool {
-    let words = operands
-        .iter()
-        .flatten()
-        .all(|t| matches!(t, DType::F32 | DType::I32));
     let Function::Program(program) = &epilogue.function else {
         return false;
     };
-    words && program.steps().len() <= MAX_STEPS && epilogue.operands.len() <= MAX_OPERANDS
+    let fits = |t: &DType| matches!(t, DType::F32 | DType::I32) || *t == DType::I64 && program.is_wide();
+    operands.iter().flatten().all(fits) && program.steps().len() <= MAX_STEPS && epilogue.operands.len() <= MAX_OPERANDS
 }
 
 impl<'a> Apply<'a> {
     /// Binds an epilogue to its parameters `words` and its operands; `None` if they do not fit it.
-    pub fn new(epilogue: &'a Epilogue, words: &[u32], operands: &[Option<Memory>], isa: Isa) -> Option<Self> {
+    /// `types` are those of the operands and of the result.
+    pub fn new(
+        epilogue: &'a Epilogue,
+        words: &[u32],
+        operands: &[Option<Memory>],
+        (types, result): (&'a [Option<DType>], DType),
+        isa: Isa,
+    ) -> Option<Self> {
         let Function::Program(program) = &epilogue.function else {
             return None;
         };
@@ -99,12 +109,18 @@ impl<'a> Apply<'a> {
             program,
             arguments: &epilogue.arguments,
             operands: bound,
+            types,
+            result,
             isa,
         })
     }
 }
 
 impl Finish for Apply<'_> {
+    fn is_long(&self) -> bool {
+        self.result == DType::I64
+    }
+
     fn clamp(&self) -> Option<[f32; 2]> {
         let (argument, bounds) = self.program.clamp()?;
         matches!(self.arguments.get(argument), Some(Argument::Result)).then_some(bounds)
@@ -118,6 +134,12 @@ impl Finish for Apply<'_> {
         out: *mut u32,
         count: usize,
     ) {
+        if self.program.is_wide() {
+            let dtype = if self.result == DType::I64 { DType::I32 } else { self.result };
+            let computed = wide::Computed { values, second, dtype };
+            // SAFETY: by the contract.
+            return unsafe { wide::run(self, first, computed, out, count) };
+        }
         let steps = self.program.steps().len().max(1);
         let width = (WORDS / steps / 16 * 16).min(CHUNK);
         let mut memory = Registers([MaybeUninit::uninit(); WORDS]);
@@ -175,7 +197,7 @@ impl Job for Chunk<'_> {
                 match *step {
                     Step::Argument(a) => at[i] = self.argument(a, y),
                     Step::Float(bits) => std::slice::from_raw_parts_mut(y, n).fill(bits),
-                    Step::Int(v) => std::slice::from_raw_parts_mut(y, n).fill(v.cast_unsigned()),
+                    Step::Int(v) => ints_mut(y, n).fill(v as i32),
                     Step::Unary(f, x) => unary::<S>(f, at[x], y, n),
                     Step::IntUnary(f, x) => int_unary(f, ints(at[x], n), ints_mut(y, n)),
                     Step::Test(test, x) => {
@@ -183,15 +205,22 @@ impl Job for Chunk<'_> {
                     }
                     Step::Not(x) => each(ints(at[x], n), ints_mut(y, n), |x| 1 - x),
                     Step::Binary(f, a, b) => binary::<S>(f, [at[a], at[b]], y, n),
-                    Step::IntBinary(f, a, b) => int_binary(f, ints(at[a], n), ints(at[b], n), ints_mut(y, n)),
+                    Step::IntBinary(f, a, b) | Step::UnsignedBinary(f, a, b) => {
+                        int_binary(f, ints(at[a], n), ints(at[b], n), ints_mut(y, n));
+                    }
                     Step::Select(c, a, b) => {
                         let (c, a, b) = (ints(at[c], n), ints(at[a], n), ints(at[b], n));
                         for (i, y) in ints_mut(y, n).iter_mut().enumerate() {
                             *y = if c[i] == 0 { b[i] } else { a[i] };
                         }
                     }
-                    Step::ToFloat(x) => each(ints(at[x], n), floats_mut(y, n), |x| x as f32),
-                    Step::ToInt(x) => each(floats(at[x], n), ints_mut(y, n), |x| x as i32),
+                    Step::ToFloat(x) | Step::UnsignedToFloat(x) => {
+                        each(ints(at[x], n), floats_mut(y, n), |x| x as f32);
+                    }
+                    Step::ToInt(x) => to_ints(floats(at[x], n), ints_mut(y, n)),
+                    Step::ToNearestInt(x) | Step::ToUnsigned(x) => {
+                        each(floats(at[x], n), ints_mut(y, n), |x| x as i32);
+                    }
                     Step::FloatIsTrue(x) => each(floats(at[x], n), ints_mut(y, n), |x| i32::from(x != 0.0)),
                     Step::IntIsTrue(x) => each(ints(at[x], n), ints_mut(y, n), |x| i32::from(x != 0)),
                     Step::Wrap {
@@ -306,6 +335,20 @@ unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
             }
         }
     }
+}
+
+/// The elements of an operand that belong to the `count` results from `first` on.
+fn each_element(layout: Layout, first: usize, count: usize) -> impl Iterator<Item = usize> {
+    (first..first + count).map(move |i| match layout {
+        Layout::Same => i,
+        Layout::Row { n } => i % n,
+        Layout::Plane { n, m } => i / n % m,
+        Layout::Apart { sizes, strides, axes } => {
+            let axes = sizes.iter().zip(&strides).take(axes);
+            let (at, _) = axes.fold((0, i), |(at, rest), (n, step)| (at + rest % n * step, rest / n));
+            at
+        }
+    })
 }
 
 /// Copies the elements of `x` from `first` on; zeros where there are none.
@@ -471,6 +514,16 @@ fn int_unary(f: Unary, x: &[i32], y: &mut [i32]) {
         Unary::Abs => each(x, y, i32::wrapping_abs),
         Unary::Sign => each(x, y, i32::signum),
         _ => each(x, y, |x| x.max(0)),
+    }
+}
+
+/// The low 32 bits of the nearest 64-bit integers.
+#[inline(always)]
+fn to_ints(x: &[f32], y: &mut [i32]) {
+    if x.iter().all(|x| x.abs() < 2_147_483_648.0) {
+        each(x, y, |x| x as i32);
+    } else {
+        each(x, y, |x| x as i64 as i32);
     }
 }
 

@@ -19,6 +19,7 @@
 //! | [`Beside::Apart`] | result index split by sizes, one stride per part | the strides; sizes and count once for all |
 
 use super::program::Program;
+use super::spec::Elem;
 use super::{Arg, ByLanguage, FieldTy, Role, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
@@ -122,6 +123,8 @@ pub struct Epilogue {
     pub function: Function,
     /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
+    /// Its integers have 64 bits instead of 32.
+    pub wide: bool,
     pub arguments: Vec<Argument>,
     /// Its operands; their types come last in [`super::KernelSpec::operands`].
     pub operands: Vec<Further>,
@@ -216,7 +219,7 @@ impl Epilogue {
     /// The call of the function for `width` results from index `i_` on in OpenCL C; the results are
     /// `v_`, the second ones `u_`.
     fn call_cl(&self, width: u32, types: &[DType], elem: &str) -> String {
-        let name = |o: usize| type_name(types.get(o).copied(), "float", "int");
+        let name = |o: usize| types.get(o).map_or("float", |t| Elem::of(*t).cl());
         let args = |pick: &dyn Fn(Argument) -> String| {
             let all: Vec<String> = self.arguments.iter().map(|a| pick(*a)).collect();
             all.join(", ")
@@ -281,12 +284,20 @@ impl Epilogue {
     }
 
     /// The accessors in WGSL; with `single`, also one that stores a single result.
-    pub(super) fn accessors_wgsl(&self, y: &str, elem: &str, single: bool) -> String {
+    pub(super) fn accessors_wgsl(&self, y: &str, types: &[DType], elem: &str, single: bool) -> String {
+        // Integers are not converted implicitly.
+        let widened = |text: String, name: &str| match name {
+            "i32" if self.wide => format!("i64({text})"),
+            _ => text,
+        };
         let call = |i: &str, lane: &str| {
             let args = self.arguments.iter().map(|a| match a {
-                Argument::Result => format!("v{lane}"),
-                Argument::Other => format!("u{lane}"),
-                Argument::Operand(o) => format!("{}_at({})", NAMES[*o], self.place(*o, i)),
+                Argument::Result => widened(format!("v{lane}"), elem),
+                Argument::Other => widened(format!("u{lane}"), elem),
+                Argument::Operand(o) => {
+                    let name = types.get(*o).map_or("f32", |t| Elem::of(*t).wgsl());
+                    widened(format!("{}_at({})", NAMES[*o], self.place(*o, i)), name)
+                }
             });
             format!("apply({})", args.collect::<Vec<_>>().join(", "))
         };
@@ -325,8 +336,4 @@ fn {y}_put4(i: u32, {}) {{ {y}_put2(2u * i, {}); {y}_put2(2u * i + 1u, {}); }}\n
         }
         s
     }
-}
-
-fn type_name(t: Option<DType>, float: &'static str, int: &'static str) -> &'static str {
-    if t.is_none_or(DType::is_float) { float } else { int }
 }

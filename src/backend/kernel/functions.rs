@@ -167,7 +167,8 @@ impl Binary {
             Self::Add => a.wrapping_add(b),
             Self::Sub => a.wrapping_sub(b),
             Self::Mul => a.wrapping_mul(b),
-            Self::Div => a.checked_div(b).unwrap_or(zero),
+            Self::Div if b == zero => zero,
+            Self::Div => a.wrapping_div(b),
             Self::Pow => power(a, b),
             Self::Min => a.min(b),
             Self::Max => a.max(b),
@@ -260,7 +261,7 @@ fn power<I: Integer>(base: I, exponent: I) -> I {
 }
 
 /// Functions that kernel texts call: name, OpenCL C, WGSL. `FLOAT` is `float` or a vector of
-/// floats.
+/// floats, `INT` and `UINT` are integers of 32 or 64 bits.
 pub const HELPERS: &[(&str, &str, &str)] = &[
     // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
     (
@@ -320,15 +321,77 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "",
         "fn asinh_of(x: f32) -> f32 { return sign(x) * asinh(abs(x)); }\n",
     ),
+    // Division by 0 gives 0, and so does the remainder; the smallest integer by -1 wraps around.
     (
-        "floor_mod",
-        "inline int floor_mod(int x, int y) { int d = y == 0 ? 1 : y, r = x % d; return r != 0 && (r < 0) != (d < 0) ? r + d : r; }\n",
-        "fn floor_mod(x: i32, y: i32) -> i32 { let d = select(y, 1, y == 0); let r = x % d; return select(r, r + d, r != 0 && (r < 0) != (d < 0)); }\n",
+        "int_div",
+        "inline INT int_div(INT x, INT y) { return y == 0 ? 0 : y == -1 ? (INT)(0 - (UINT)x) : x / y; }\n",
+        "fn int_div(x: INT, y: INT) -> INT { let q = x / select(y, INT(1), y == 0 || y == -1); return select(select(q, -x, y == -1), INT(0), y == 0); }\n",
     ),
     (
-        "trunc_mod",
-        "inline int trunc_mod(int x, int y) { return x % (y == 0 ? 1 : y); }\n",
-        "fn trunc_mod(x: i32, y: i32) -> i32 { return x % select(y, 1, y == 0); }\n",
+        "uint_div",
+        "inline UINT uint_div(UINT x, UINT y) { return y == 0 ? 0 : x / y; }\n",
+        "fn uint_div(x: UINT, y: UINT) -> UINT { return select(x / select(y, UINT(1), y == 0), UINT(0), y == 0); }\n",
+    ),
+    (
+        "int_rem",
+        "inline INT int_rem(INT x, INT y) { return y == 0 || y == -1 ? 0 : x % y; }\n",
+        "fn int_rem(x: INT, y: INT) -> INT { return x % select(y, INT(1), y == 0 || y == -1); }\n",
+    ),
+    (
+        "uint_rem",
+        "inline UINT uint_rem(UINT x, UINT y) { return y == 0 ? 0 : x % y; }\n",
+        "fn uint_rem(x: UINT, y: UINT) -> UINT { return x % select(y, UINT(1), y == 0); }\n",
+    ),
+    (
+        "int_mod",
+        "inline INT int_mod(INT x, INT y) { INT r = y == 0 || y == -1 ? 0 : x % y; return r != 0 && (r < 0) != (y < 0) ? r + y : r; }\n",
+        "fn int_mod(x: INT, y: INT) -> INT { let r = x % select(y, INT(1), y == 0 || y == -1); return select(r, r + y, r != 0 && (r < 0) != (y < 0)); }\n",
+    ),
+    // A float as an integer, truncated: the low 32 bits of the nearest 64-bit integer. The parts of
+    // a float above and below 2^32 are exact.
+    (
+        "int_of",
+        "inline int int_of(float x) {
+  uint low = convert_uint_sat(fabs(x - trunc(x * 2.3283064e-10f) * 4294967296.0f));
+  return fabs(x) < 9.223372e18f ? (int)(x < 0.0f ? 0u - low : low) : x > 0.0f ? -1 : 0;
+}\n",
+        "fn int_of(x: f32) -> i32 {
+  if ((bitcast<u32>(x) & 0x7FFFFFFFu) >= 0x5F000000u) { return select(0, -1, bitcast<u32>(x) - 0x5F000000u <= 0x20800000u); }
+  let low = i32(u32(abs(x - trunc(x * 2.3283064e-10) * 4294967296.0)));
+  return select(low, -low, x < 0.0);
+}\n",
+    ),
+    // Likewise, but those that do not fit 32 bits become the nearest that do.
+    (
+        "int_near",
+        "inline int int_near(float x) { return convert_int_sat(x); }\n",
+        "fn int_near(x: f32) -> i32 {
+  if ((bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u) { return 0; }
+  return select(select(i32(x), 2147483647, x >= 2147483648.0), -2147483647 - 1, x <= -2147483648.0);
+}\n",
+    ),
+    // The nearest 64-bit integer, signed and unsigned.
+    (
+        "long_of",
+        "inline long long_of(float x) { return convert_long_sat(x); }\n",
+        "fn long_of(x: f32) -> i64 {
+  if ((bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u) { return 0li; }
+  if (x >= 9223372036854775808.0) { return 9223372036854775807li; }
+  if (x <= -9223372036854775808.0) { return i64(-9223372036854775807 - 1); }
+  let high = trunc(x * 2.3283064e-10);
+  let low = i64(u64(u32(abs(x - high * 4294967296.0))));
+  return i64(i32(high)) * 4294967296li + select(low, -low, x < 0.0);
+}\n",
+    ),
+    (
+        "ulong_of",
+        "inline long ulong_of(float x) { return (long)convert_ulong_sat(x); }\n",
+        "fn ulong_of(x: f32) -> i64 {
+  if (!(x > 0.0) || (bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u) { return 0li; }
+  if (x >= 18446744073709551616.0) { return i64(-1); }
+  let high = trunc(x * 2.3283064e-10);
+  return i64(u64(u32(high)) * 4294967296lu + u64(u32(x - high * 4294967296.0)));
+}\n",
     ),
     (
         "float_mod",

@@ -11,6 +11,7 @@
 //! v)`, `y_put4(i, v)` in `f32` |
 //! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
 //! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
+//! | [`Ty::Elem`] 64-bit integer | `long *` | `array<i64>` | the same in `i64` |
 //! | [`Ty::Elem`] bytes, in the integer domain | `char *`, `uchar *` | `array<u32>` | `x_at(i)` in
 //! `i32` |
 //! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and
@@ -191,6 +192,8 @@ pub struct Kernel {
     /// Its work-items are numbered along one axis and surplus ones do nothing. A long grid may then
     /// be folded over two axes with the define [`FOLDED`].
     pub is_linear: bool,
+    /// The sources also work for operands of 64-bit integers; see [`KernelSpec::is_wide`].
+    pub takes_wide: bool,
     /// The axes of the grid whose number of work-groups it reads, whatever the defines.
     pub grid_axes_read: &'static [usize],
 }
@@ -320,6 +323,7 @@ impl Kernel {
             forms: &[],
             features: Features::NONE,
             is_linear: false,
+            takes_wide: false,
             grid_axes_read: &[],
         }
     }
@@ -357,6 +361,13 @@ impl Kernel {
     #[must_use]
     pub const fn with_features(mut self, features: Features) -> Self {
         self.features = features;
+        self
+    }
+
+    /// Declares that the sources also work for operands of 64-bit integers.
+    #[must_use]
+    pub const fn wide(mut self) -> Self {
+        self.takes_wide = true;
         self
     }
 

@@ -3,6 +3,7 @@
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
 use super::printer::Printer;
+use super::spec::Elem;
 use super::subgroup_size::SubgroupSize;
 use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
@@ -73,15 +74,11 @@ impl Printer for OpenClC {
     }
 
     fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {
-        epilogue.accessors_cl(y.name, types, spec.elem_cl())
+        epilogue.accessors_cl(y.name, types, spec.elem().cl())
     }
 }
 
 impl KernelSpec {
-    fn elem_cl(&self) -> &'static str {
-        if self.elem_is_float() { "float" } else { "int" }
-    }
-
     /// The operands as OpenCL C declares them.
     fn signature_cl(&self) -> Vec<String> {
         let mut signature = Vec::new();
@@ -95,10 +92,9 @@ impl KernelSpec {
                 (Ty::Uint4, _) => "uint4",
                 (Ty::Half4, _) => "uint2",
                 (_, DType::F16) => "half",
-                (_, DType::F32) => "float",
                 (_, DType::I8) => "char",
                 (_, DType::U8) => "uchar",
-                (_, _) => "int",
+                (_, other) => Elem::of(other).cl(),
             };
             let shared = self.shared().is_some_and(|a| a.name == arg.name);
             let writes = arg.role.writes() || shared;
@@ -124,10 +120,13 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
-        let (elem, least) = match self.elem_cl() {
-            "float" => ("float", "(-3.4028235e38f)"),
-            other => (other, "(-2147483647 - 1)"),
+        let elem = self.elem();
+        let least = match elem {
+            Elem::Float => "(-3.4028235e38f)",
+            Elem::Int => "(-2147483647 - 1)",
+            Elem::Long => "(-9223372036854775807L - 1)",
         };
+        let elem = elem.cl();
         let _ = writeln!(
             s,
             "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {least}"
@@ -151,7 +150,7 @@ impl KernelSpec {
     /// `vload` and `vstore` do not assume that, and GPU compilers then move single elements.
     fn accessors_cl(&self, arg: &'static Arg, dtype: DType) -> String {
         let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
-        let t = if dtype.is_float() { "float" } else { "int" };
+        let t = Elem::of(dtype).cl();
         if matches!(dtype, DType::I8 | DType::U8) {
             return format!("#define {n}_at(i) ((int){m}[i])\n");
         }

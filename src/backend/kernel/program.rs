@@ -6,7 +6,8 @@ use std::fmt;
 /// The result of a step, by its index.
 pub type Register = usize;
 
-/// A step of a [`Program`]. Integers have 32 bits; truth values are the integers 1 and 0.
+/// A step of a [`Program`]. Integers have 32 bits, or 64 if the program is
+/// [wide](Program::is_wide); truth values are the integers 1 and 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// An argument of the function, by index.
@@ -14,7 +15,7 @@ pub enum Step {
     /// A float constant, as its bits.
     Float(u32),
     /// An integer constant.
-    Int(i32),
+    Int(i64),
     /// A function of a float.
     Unary(Unary, Register),
     /// A function of an integer.
@@ -27,22 +28,30 @@ pub enum Step {
     Binary(Binary, Register, Register),
     /// A function of two integers.
     IntBinary(Binary, Register, Register),
+    /// A function of two unsigned integers. Only in wide programs.
+    UnsignedBinary(Binary, Register, Register),
     /// Where the condition is not 0, the first value; elsewhere the second.
     Select(Register, Register, Register),
     /// An integer as a float.
     ToFloat(Register),
-    /// A float as an integer, truncated.
+    /// An unsigned integer as a float. Only in wide programs.
+    UnsignedToFloat(Register),
+    /// A float as an integer, truncated: the low bits of the nearest 64-bit integer.
     ToInt(Register),
+    /// A float as an integer, truncated; those that do not fit become the nearest that do.
+    ToNearestInt(Register),
+    /// A float as an unsigned integer, likewise. Only in wide programs.
+    ToUnsigned(Register),
     /// Whether a float is not 0.
     FloatIsTrue(Register),
     /// Whether an integer is not 0.
     IntIsTrue(Register),
-    /// The low 8 bits of an integer, as a signed or an unsigned number.
+    /// The low bits of an integer, as a signed or an unsigned number.
     Wrap {
         /// The integer.
         of: Register,
-        /// Number of bits that are kept, fewer than 32.
-        bits: u32,
+        /// Number of bits that are kept, fewer than an integer has.
+        bits: usize,
         /// Whether the result may be negative.
         signed: bool,
     },
@@ -53,15 +62,23 @@ pub enum Step {
 pub struct Program {
     steps: Vec<Step>,
     value: Register,
+    is_wide: bool,
 }
 
 impl Program {
-    /// The function whose value is the result of step `value`.
-    pub fn new(steps: Steps, value: Register) -> Self {
+    /// The function whose value is the result of step `value`. Its integers have 64 bits if
+    /// `is_wide`.
+    pub fn new(steps: Steps, value: Register, is_wide: bool) -> Self {
         Self {
             steps: steps.0,
             value,
+            is_wide,
         }
+    }
+
+    /// Whether integers have 64 bits.
+    pub fn is_wide(&self) -> bool {
+        self.is_wide
     }
 
     /// The steps, in order. Each uses results of earlier ones.

@@ -112,7 +112,8 @@ pub trait Integer: Copy + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + B
     fn wrapping_add(self, b: Self) -> Self;
     fn wrapping_sub(self, b: Self) -> Self;
     fn wrapping_mul(self, b: Self) -> Self;
-    fn checked_div(self, b: Self) -> Option<Self>;
+    /// `b` is not 0. The smallest integer by -1 wraps around.
+    fn wrapping_div(self, b: Self) -> Self;
     fn checked_rem(self, b: Self) -> Option<Self>;
     fn checked_shl(self, by: u32) -> Option<Self>;
     fn checked_shr(self, by: u32) -> Option<Self>;
@@ -129,8 +130,8 @@ macro_rules! integer {
             fn as_shift(self) -> Option<u32> {
                 u32::try_from(self).ok()
             }
-            integer!(@forward wrapping_add wrapping_sub wrapping_mul => Self);
-            integer!(@forward checked_div checked_rem => Option<Self>);
+            integer!(@forward wrapping_add wrapping_sub wrapping_mul wrapping_div => Self);
+            integer!(@forward checked_rem => Option<Self>);
             fn checked_shl(self, by: u32) -> Option<Self> {
                 self.checked_shl(by)
             }

@@ -100,6 +100,43 @@ pub enum ExpandReason {
     Mistake(String),
 }
 
+/// What accessors work in, whatever the storage type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elem {
+    Float,
+    Int,
+    Long,
+}
+
+impl Elem {
+    /// For an operand of this type.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::I64 => Self::Long,
+            t if t.is_float() => Self::Float,
+            _ => Self::Int,
+        }
+    }
+
+    /// Name of the type in OpenCL C.
+    pub fn cl(self) -> &'static str {
+        match self {
+            Self::Float => "float",
+            Self::Int => "int",
+            Self::Long => "long",
+        }
+    }
+
+    /// Name of the type in WGSL.
+    pub fn wgsl(self) -> &'static str {
+        match self {
+            Self::Float => "f32",
+            Self::Int => "i32",
+            Self::Long => "i64",
+        }
+    }
+}
+
 impl KernelSpec {
     /// The forms of its kernel that its defines select.
     fn forms(&self) -> impl Iterator<Item = &'static Form> + '_ {
@@ -265,13 +302,18 @@ impl KernelSpec {
         if self.epilogue.is_some() { "raw" } else { "put" }
     }
 
-    /// Whether the result's (or first element operand's) accessors work in floats.
-    pub(super) fn elem_is_float(&self) -> bool {
+    /// What the accessors of the result (or of the first element operand) work in.
+    pub(super) fn elem(&self) -> Elem {
         let args = self.kernel.args.iter().zip(&self.operands);
         let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
         let result = elems().find(|(a, _)| a.role.writes());
         let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
-        elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
+        Elem::of(elem.and_then(|(_, d)| *d).unwrap_or(DType::F32))
+    }
+
+    /// Whether the kernel or its epilogue computes with integers of 64 bits.
+    pub fn is_wide(&self) -> bool {
+        self.operands.contains(&Some(DType::I64)) || self.epilogue.as_ref().is_some_and(|e| e.wide)
     }
 
     /// Name of the variable that holds `arg`'s bytes.

@@ -3,6 +3,7 @@
 use super::epilogue::Epilogue;
 use super::preprocess::lines;
 use super::printer::Printer;
+use super::spec::Elem;
 use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
@@ -31,8 +32,8 @@ impl Printer for Wgsl {
         s
     }
 
-    fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, _types: &[DType]) -> String {
-        epilogue.accessors_wgsl(y.name, spec.elem_wgsl(), y.ty == Ty::Single)
+    fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {
+        epilogue.accessors_wgsl(y.name, types, spec.elem().wgsl(), y.ty == Ty::Single)
     }
 
     /// Puts extensions first, as WGSL demands.
@@ -48,10 +49,6 @@ impl Printer for Wgsl {
 }
 
 impl KernelSpec {
-    fn elem_wgsl(&self) -> &'static str {
-        if self.elem_is_float() { "f32" } else { "i32" }
-    }
-
     fn constants_wgsl(&self) -> String {
         let mut s = format!(
             "const WG: u32 = {}u;\nconst MASK_MIN: f32 = {MASK_MIN:.1};\n",
@@ -64,11 +61,16 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let (elem, least) = match self.elem_wgsl() {
-            "f32" => ("f32", "-3.4028235e38"),
-            other => (other, "-2147483647 - 1"),
+        let elem = self.elem();
+        let least = match elem {
+            Elem::Float => "-3.4028235e38",
+            Elem::Int => "-2147483647 - 1",
+            Elem::Long => "-9223372036854775807 - 1",
         };
-        let _ = writeln!(s, "alias ELEM = {elem};\nconst LEAST: {elem} = {least};");
+        // naga computes no constants of 64 bits.
+        let kind = if elem == Elem::Long { "var<private>" } else { "const" };
+        let elem = elem.wgsl();
+        let _ = writeln!(s, "alias ELEM = {elem};\n{kind} LEAST: {elem} = {least};");
         s
     }
 
@@ -91,8 +93,7 @@ impl KernelSpec {
             (Ty::Single, DType::F16) => "atomic<u32>",
             (Ty::Uint4, _) => "vec4<u32>",
             (Ty::Half4, _) => "vec4<f16>",
-            (_, DType::F32) => "f32",
-            (_, _) => "i32",
+            (_, other) => Elem::of(other).wgsl(),
         };
         let access = match arg.role.is_weight() {
             true => "read",
@@ -105,7 +106,7 @@ impl KernelSpec {
     /// Functions that load and store elements of an operand.
     fn accessors_wgsl(&self, arg: &'static Arg, dtype: DType) -> String {
         let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
-        let t = if dtype.is_float() { "f32" } else { "i32" };
+        let t = Elem::of(dtype).wgsl();
         if let DType::I8 | DType::U8 = dtype {
             let word = if dtype == DType::I8 { "i32" } else { "" };
             return format!(

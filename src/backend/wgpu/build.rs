@@ -4,6 +4,7 @@ use super::{Wgpu, words};
 use crate::backend::BackendError;
 use crate::backend::kernel::{KernelSpec, Language, Ty, excerpt};
 use crate::cache::{Key, Kind, Store};
+use crate::tensor::DType;
 use std::num::NonZeroU64;
 
 /// A compiled kernel with what its bind groups need.
@@ -183,7 +184,7 @@ fn layout_entries(spec: &KernelSpec, params: u64) -> Vec<::wgpu::BindGroupLayout
         has_dynamic_offset: false,
         min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
             (Ty::Uint4, _) => 16,
-            (Ty::Half4, _) => 8,
+            (Ty::Half4, _) | (_, DType::I64) => 8,
             _ => 4,
         }),
     });

@@ -158,6 +158,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         subgroup: features
             .contains(::wgpu::Features::SUBGROUP)
             .then_some(info.subgroup_min_size),
+        long_integers: features.contains(::wgpu::Features::SHADER_INT64),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         tensor_cores: has_tensor_cores(adapter).then_some(TensorCores::CooperativeMatrix),
         packed_dot: PackedDot::Wgsl,
@@ -195,7 +196,9 @@ fn request_device(
     caps: &Caps,
     keeps_pipelines: bool,
 ) -> Result<(::wgpu::Device, ::wgpu::Queue), BackendError> {
-    let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
+    let usual = ::wgpu::Features::TIMESTAMP_QUERY
+        | ::wgpu::Features::SHADER_F16
+        | ::wgpu::Features::SHADER_INT64;
     let mut required_features = adapter.features() & usual;
     if keeps_pipelines {
         required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;

@@ -9,6 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -91,6 +92,10 @@ impl Op for ArgMax {
         Ok(vec![HostTensor::from_i64(&shape, &y)?])
     }
 
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        vec![Some(Bounds::new(0, (cx.axis(0, self.axis) - 1).max(0)))]
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let (outer, cols, inner) = split_at(&x, axis(self.axis, x.rank())?)?;
@@ -153,7 +158,7 @@ fn cases() -> Vec<Case> {
             vec![input(x)],
         )
     };
-    let ints = |op| Case::new(op, vec![input(&[3, 9, 5]).ints(-3, 3)]);
+    let ints = |op| Case::new(op, vec![input(&[3, 9, 5]).ints32(-3, 3)]);
     vec![
         case(false, -1, true, false, &[3, 33]),
         case(true, 0, false, true, &[5, 2, 3]),

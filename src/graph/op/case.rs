@@ -7,7 +7,7 @@ use crate::tensor::{DType, HostTensor, TensorError};
 #[derive(Clone, Debug, PartialEq)]
 enum Fill {
     Range(f32, f32),
-    Ints(i64, i64),
+    Ints(DType, i64, i64),
     Bools,
     Values(Vec<i64>),
     Tensor(HostTensor),
@@ -62,7 +62,16 @@ impl Input {
     #[must_use]
     pub fn ints(self, low: i64, high: i64) -> Self {
         Self {
-            fill: Fill::Ints(low, high),
+            fill: Fill::Ints(DType::I64, low, high),
+            ..self
+        }
+    }
+
+    /// Sets `i32` values between `low` and `high`, inclusive.
+    #[must_use]
+    pub fn ints32(self, low: i64, high: i64) -> Self {
+        Self {
+            fill: Fill::Ints(DType::I32, low, high),
             ..self
         }
     }
@@ -119,10 +128,10 @@ impl Input {
                     .collect();
                 HostTensor::from_f32(&self.shape, &data)
             }
-            Fill::Ints(low, high) => {
+            Fill::Ints(dtype, low, high) => {
                 let span = high - low + 1;
                 let data: Vec<i64> = (0..count).map(|_| low + i64::from(next()) % span).collect();
-                HostTensor::from_i64(&self.shape, &data)
+                HostTensor::from_ints(*dtype, &self.shape, &data)
             }
             Fill::Bools => {
                 let data: Vec<bool> = (0..count).map(|_| next() & 64 != 0).collect();

@@ -4,11 +4,12 @@
 
 use super::case::{Case, input};
 use super::{
-    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise, split_at,
+    transpose,
 };
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "concat" { count, a_len, b_len: U32 } [a: In, b: In, y: Out]
@@ -94,10 +95,16 @@ impl Op for Concat {
         if outer.is(1) && self.place_parts(cx, a, &inner)? {
             return Ok(());
         }
-        let out = cx.output(0)?;
-        let mut joined = cx.input(0)?;
+        let dtype = cx.output(0)?.dtype;
+        let (out, words) = cx.output(0)?.words();
+        let part = |cx: &mut LowerCx<'_>, i| match dtype {
+            DType::I64 => Ok(pointwise::stored_as(cx, i, dtype)?.words().0),
+            _ => cx.input(i),
+        };
+        let inner = inner.mul(&words.into())?;
+        let mut joined = part(cx, 0)?;
         for i in 1..n {
-            let b = cx.input(i)?;
+            let b = part(cx, i)?;
             let add = cx.shape(i)?.0[a].clone();
             let both = have.add(&add)?;
             let count = product(&[outer.clone(), both.clone(), inner.clone()])?;
@@ -122,6 +129,10 @@ impl Op for Concat {
     }
 
     fn moves(&self, _: usize) -> bool {
+        true
+    }
+
+    fn keeps_all(&self, _: usize) -> bool {
         true
     }
 }

@@ -6,8 +6,9 @@ use super::case::{Case, input};
 use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
-    operand, split_at,
+    operand, reduce, split_at,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
@@ -17,6 +18,7 @@ crate::kernel! {
         lines, cols, inner: U32
     } [x: In, y: Out Single]
     .linear()
+    .wide()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +119,13 @@ impl Op for Cumulative {
         )?])
     }
 
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        let sum = cx.input(0).filter(|_| !self.product);
+        vec![sum.map(|x| x.corners(Bounds::new(0, cx.count(0)), |x, n| x.saturating_mul(n)))]
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        reduce::wraps(cx)?;
         let (x, list) = (cx.shape(0)?, cx.dims(1)?);
         let at = list
             .first()

@@ -75,6 +75,10 @@ impl Op for Expand {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
+
+    fn keeps_all(&self, input: usize) -> bool {
+        input == 0
+    }
 }
 
 /// The size of an axis of size `size`, broadcast to a size `to` that only the run knows. It is

@@ -6,9 +6,10 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, indices, onnx,
     operand, room, split_at,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx, Pack};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -81,27 +82,30 @@ impl Op for Gather {
         let (_, rows, row) = split_at(&table.shape, a)?;
         let mut parts = Vec::new();
         if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
-            let dtype = device_dtype(table.dtype, cx.float());
+            let dtype = if table.dtype.is_float() { cx.float() } else { cx.output(0)?.dtype };
             let size = dtype.device_bytes();
             for (first, count) in cx.split(rows, (row, size), 1)? {
                 let pack = Pack::Rows { dtype, first, count };
                 parts.push((
-                    cx.weight(0, pack)?,
+                    cx.weight(0, pack)?.words().0,
                     Dim::from_usize(first),
                     Dim::from_usize(count),
                 ));
             }
         } else {
             cx.countable("table", &table.shape.count()?)?;
-            parts.push((cx.input(0)?, 0.into(), rows.clone()));
+            parts.push((cx.input(0)?.words().0, 0.into(), rows.clone()));
         }
-        let (count, indices) = (out.count()?, cx.shape(1)?.count()?);
+        let (y, words) = cx.output(0)?.words();
+        let (count, row) = (out.count()?.mul(&words.into())?, row.mul(&words.into())?);
+        let indices = cx.shape(1)?.count()?;
+        let index = indices::checked(cx, 1, &[rows.clone()])?;
         for (part, first, part_rows) in parts {
             let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
             let args = Args {
                 table: part,
-                index: cx.input(1)?,
-                y: cx.output(0)?,
+                index,
+                y,
                 count: count.clone(),
                 row: row.clone(),
                 indices: indices.clone(),
@@ -116,6 +120,10 @@ impl Op for Gather {
 
     fn moves(&self, input: usize) -> bool {
         input == 0
+    }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        (input == 1).then(|| Bounds::indices(cx.axis(0, self.axis)))
     }
 
     // Rows of a table are the first activations of a model.
@@ -133,7 +141,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Gather", 1, 2)],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
     cases,
 };
 

@@ -8,7 +8,8 @@ use super::matmul_e0m::{
     K_BLOCK, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
 };
 use super::sizes::Sizes;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, indices, operand, own};
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::quant::{Bits, code_at, decode};
@@ -67,6 +68,7 @@ impl Op for GatherE0m {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
+        let index = indices::checked(cx, 0, &[Dim::from_usize(n)])?;
         // Split like the matmul, so that a tied head shares the parts.
         for part in packed_parts(cx, &[1], self.bits, k, n)? {
             let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, K_BLOCK).grid(
@@ -77,7 +79,7 @@ impl Op for GatherE0m {
             let args = Args {
                 codes: part.codes,
                 scales: part.scales,
-                index: cx.input(0)?,
+                index,
                 y: cx.output(0)?,
                 count: count.clone(),
                 k: Dim::from_usize(k),
@@ -89,6 +91,11 @@ impl Op for GatherE0m {
             cx.emit(call, args)?;
         }
         Ok(())
+    }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        let (_, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?).ok()?;
+        (input == 0).then(|| Bounds::indices(num::signed(n).into()))
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -114,7 +121,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("GatherE0M", 3)],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
     cases,
 };
 

@@ -3,9 +3,10 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, indices, onnx, operand, strides, transpose,
 };
 use crate::backend::kernel::TypedKernel;
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -34,18 +35,15 @@ pub(super) struct Places {
     others: Vec<(Dim, Dim)>,
 }
 
+/// Largest number of axes besides the one that is indexed.
+const MAX_OTHERS: usize = 5;
+
 impl Places {
     /// One index per element, along axis `a` of a tensor of shape `x`.
     pub fn along(x: &Shape, index: &Shape, a: usize) -> OpResult<Self> {
         let mut step = transpose::dim_strides(&x.0)?;
         let own = std::mem::replace(&mut step[a], 0.into());
         let others = transpose::joined(&index.0, &step)?;
-        if others.len() > 5 {
-            return Err(OpError::NoKernel(format!(
-                "indices over {} axes that cannot be merged (limit 5)",
-                others.len()
-            )));
-        }
         Ok(Self {
             count: index.count()?,
             tuple: None,
@@ -84,12 +82,33 @@ impl Places {
 
     /// Emits `kernel`, whose work-items process `each` elements, from `x` to `y`.
     pub fn emit(
-        self,
+        mut self,
         cx: &mut LowerCx<'_>,
         kernel: &'static TypedKernel<Args>,
         each: i64,
-        [x, index, y]: [Operand; 3],
+        [x, y]: [Operand; 2],
     ) -> OpResult<()> {
+        let ((x, words), (y, of_result)) = (x.words(), y.words());
+        if words != of_result {
+            return Err(OpError::NoKernel(transpose::differ()));
+        }
+        let sizes: Vec<Dim> = self.along.iter().map(|(n, _)| n.clone()).collect();
+        let index = indices::checked(cx, 1, &sizes)?;
+        if words > 1 {
+            let steps = self.along.iter_mut().chain(&mut self.others).map(|(_, step)| step);
+            for size in steps.chain([&mut self.row, &mut self.count]) {
+                *size = size.mul(&words.into())?;
+            }
+            if self.tuple.is_none() {
+                self.others.insert(0, (words.into(), 1.into()));
+            }
+        }
+        if self.others.len() > MAX_OTHERS {
+            return Err(OpError::NoKernel(format!(
+                "indices over {} axes that cannot be merged (limit {MAX_OTHERS})",
+                self.others.len()
+            )));
+        }
         let call = Call::new(kernel, 64).grid(self.count.ceil_div(each * 64)?, 1, 1);
         let call = match self.tuple {
             Some(n) => call.define("TUPLE", num::signed(n)),
@@ -112,7 +131,7 @@ impl Places {
 
 /// Emits a gather of the elements of operand 0 that operand 1 points to.
 pub(super) fn emit(cx: &mut LowerCx<'_>, places: Places) -> OpResult<()> {
-    let operands = [cx.input(0)?, cx.input(1)?, cx.output(0)?];
+    let operands = [cx.input(0)?, cx.output(0)?];
     places.emit(cx, &KERNEL, 2, operands)
 }
 
@@ -221,6 +240,10 @@ impl Op for GatherElements {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        (input == 1).then(|| Bounds::indices(cx.axis(0, self.axis)))
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -232,7 +255,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherElements", 11, 2)],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
     cases,
 };
 

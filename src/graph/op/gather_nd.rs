@@ -6,6 +6,7 @@ use super::gather_elements::{self, Places, wrap};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -113,6 +114,10 @@ impl Op for GatherNd {
 
     fn moves(&self, input: usize) -> bool {
         input == 0
+    }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        (input == 1).then(|| cx.any_index(0))
     }
 }
 

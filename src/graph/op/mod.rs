@@ -4,6 +4,7 @@
 
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
 use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -16,6 +17,7 @@ pub mod case;
 mod error;
 mod host;
 mod import;
+mod indices;
 mod infer;
 pub mod int8;
 mod local_tile;
@@ -141,6 +143,32 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// its other operands. Results then hold only such elements and zeros, and derivation tracks
     /// small integers through the operator.
     fn moves(&self, _input: usize) -> bool {
+        false
+    }
+
+    /// Bounds of the elements of integer results; `None` for one that only its type bounds. The
+    /// default serves operators that move elements.
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        let moved = (0..cx.input_count()).filter(|i| self.moves(*i) && cx.fact(*i).is_some());
+        let zero = Bounds::new(0, 0);
+        let all = moved.map(|i| cx.input(i)).try_fold(zero, |all, b| Some(all.join(b?)));
+        vec![all.filter(|_| self.moves(0)); cx.results]
+    }
+
+    /// The values of an integer operand with which the operator runs. It fails with any other, on
+    /// every backend. `None` if it runs with all.
+    fn accepts(&self, _input: usize, _cx: &BoundsCx<'_>) -> Option<Bounds> {
+        None
+    }
+
+    /// True if result 0 contains every element of the operand, unchanged.
+    fn keeps_all(&self, _input: usize) -> bool {
+        false
+    }
+
+    /// True if kernels saturate result 0 at the ends of the type in which it is stored. A plan may
+    /// then store it in the bits that its readers accept.
+    fn saturates(&self) -> bool {
         false
     }
 
@@ -321,15 +349,16 @@ ops! {
 /// 65,535.
 pub const MAX_LOOPS: i64 = 60_000;
 
-/// The device type of a host type, given the storage type of floats. Types that devices do not
-/// [support](DType::on_devices) are unchanged; they are never stored on a device.
-pub fn device_dtype(dtype: DType, float: DType) -> DType {
-    match dtype {
-        DType::F32 | DType::F16 => float,
-        DType::Bool => DType::I32,
-        // Unsigned words hold packed weights.
-        other if other.is_int() && other.on_devices() && other != DType::U32 => DType::I32,
-        other => other,
+/// The device type of elements of a host type with these bounds, given the storage type of floats.
+/// Integers take 64 bits, as [`DType::I64`] whatever their signedness, unless the bounds fit 32.
+/// Types that devices do not [support](DType::on_devices) are unchanged; they are never stored on a
+/// device.
+pub fn device_dtype(dtype: DType, float: DType, bounds: Option<Bounds>) -> DType {
+    match (dtype, bounds.or_else(|| Bounds::of(dtype))) {
+        (DType::F32 | DType::F16, _) => float,
+        (_, Some(bounds)) if bounds.fits_32() => DType::I32,
+        (_, Some(_)) => DType::I64,
+        (other, None) => other,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, strides};
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -64,6 +65,10 @@ impl Op for NonZero {
             fact.known = Known::Dims(list.into_iter().map(Dim::from).collect());
         }
         Ok(vec![fact])
+    }
+
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        vec![Some(Bounds::new(0, cx.any_index(0).high.max(0)))]
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {

@@ -208,10 +208,19 @@ impl Op for Pad {
         {
             return Err(OpError::NoKernel("a padding value that is not finite".to_owned()));
         }
+        let ((y, words), (from, of_operand)) = (cx.output(0)?.words(), cx.input(0)?.words());
+        let zeros = self.mode != Mode::Constant || self.value == 0.0 && !cx.has(2);
+        if words != of_operand || words > 1 && !zeros {
+            return Err(OpError::NoKernel("padding of 64-bit integers with a value".to_owned()));
+        }
         // Innermost first: sizes of result and operand, and the pad before; neighbouring axes
         // without pads are merged.
         let mut lines: Vec<(Dim, Dim, Dim)> = Vec::new();
         let mut plain = false;
+        if words > 1 {
+            lines.push((words.into(), words.into(), 0.into()));
+            plain = true;
+        }
         for ((m, n), (before, _)) in x.shape.0.iter().zip(&out.0).zip(&pads).rev() {
             let same = before.is(0) && m == n;
             match lines.last_mut() {
@@ -226,7 +235,7 @@ impl Op for Pad {
                 lines.len()
             )));
         }
-        let count = out.count()?;
+        let count = out.count()?.mul(&words.into())?;
         let mut call = Call::new(&KERNEL, 64)
             .define("RANK", num::signed(lines.len().max(1)))
             .grid(count.ceil_div(2 * 64)?, 1, 1);
@@ -242,9 +251,8 @@ impl Op for Pad {
             Mode::Reflect => call.define("REFLECT", 1),
             Mode::Wrap => call.define("WRAP", 1),
         };
-        let x = cx.input(0)?;
         let value = if cx.has(2) { Some(cx.input(2)?) } else { None };
-        let (y, fill) = (cx.output(0)?, self.value);
+        let (x, fill) = (from, self.value);
         #[rustfmt::skip]
         let args = Args {
             x, value, y, count, n0, n1, n2, n3, m0, m1, m2, m3, m4, b0, b1, b2, b3, b4, fill,
@@ -355,11 +363,16 @@ fn cases() -> Vec<Case> {
         Case::new(
             op(Mode::Constant),
             vec![
-                input(&[3, 5]).ints(-9, 9),
+                input(&[3, 5]).ints32(-9, 9),
                 list(&[0, 1, 1, 1]),
-                input(&[]).ints(7, 7),
+                input(&[]).ints32(7, 7),
             ],
         ),
+        Case::new(
+            op(Mode::Constant),
+            vec![input(&[3, 5]).ints(-9, 9), list(&[0, 1, 1, 1])],
+        ),
+        Case::new(op(Mode::Wrap), vec![input(&[3, 4]).ints(-9, 9), list(&[1, 0, 0, 2])]),
         case(Mode::Constant, &[2, 1, 3, 2, 2], &[1, 0, 0, 1, 1, 0, 2, 1, 0, 0]),
         case(Mode::Reflect, &[1, 3], &[2, 5, 0, 4]),
     ];

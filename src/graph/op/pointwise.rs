@@ -14,6 +14,7 @@ use super::parts::Parts;
 use super::sizes::Sizes;
 use super::types::Types;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::{ValueId, rules};
 use crate::lower::LowerCx;
 use crate::num;
@@ -21,10 +22,12 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
 
+mod bounds;
 mod cases;
 mod dims;
 mod eval;
 mod finite;
+mod integer_cases;
 pub(super) mod import;
 mod legacy;
 mod lower;
@@ -36,7 +39,7 @@ mod tests;
 pub use crate::backend::kernel::functions::{Binary, Test, Unary};
 pub(super) use dims::arithmetic;
 pub use legacy::AxisBroadcast;
-pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
+pub(super) use lower::{ExprSource, KERNEL, epilogue, fill, index, stored_as};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
@@ -352,6 +355,20 @@ impl Op for Pointwise {
 
     fn keeps_precision(&self) -> bool {
         true
+    }
+
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        let inputs: Vec<_> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
+        let types: Option<Vec<_>> = (0..cx.input_count()).map(|i| Some(cx.fact(i)?.dtype)).collect();
+        vec![types.and_then(|types| self.expr.bounds(&types, &inputs).ok().flatten())]
+    }
+
+    fn keeps_all(&self, input: usize) -> bool {
+        input == 0 && self.expr == Expr::Input(0)
+    }
+
+    fn saturates(&self) -> bool {
+        matches!(self.expr, Expr::Cast(DType::I64, _))
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {

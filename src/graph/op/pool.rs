@@ -352,7 +352,7 @@ fn cases() -> Vec<Case> {
     all.extend([
         case(max, &[1, 2, 9, 9], dilated),
         case(max, &[1, 1, 1, 1], window(&[1, 1], &[1, 1], &[])),
-        Case::new(ints, vec![input(&[1, 3, 5, 7]).ints(-99, -3)]),
+        Case::new(ints, vec![input(&[1, 3, 5, 7]).ints32(-99, -3)]),
         case(largest(true), &[1, 2, 5], window(&[2], &[], &[])).host_only("the indices as a second output"),
         case(Kind::Lp { p: 1 }, &[1, 3, 17], window(&[3], &[1], &[1, 1])),
         case(Kind::Lp { p: 3 }, &[1, 2, 6], window(&[3], &[1], &[1, 1])),

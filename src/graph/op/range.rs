@@ -5,6 +5,7 @@
 use super::case::{Case, input};
 use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
@@ -145,6 +146,10 @@ impl Op for Range {
         let mut data: Vec<i64> = room(&[num::exact(count, "a number of elements")?])?;
         data.extend((0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))));
         Ok(vec![HostTensor::from_ints(dtype, &[data.len()], &data)?])
+    }
+
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        vec![cx.input(0).zip(cx.input(1)).map(|(start, limit)| start.join(limit))]
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

@@ -11,6 +11,7 @@ use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, pointwise, transpose,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, Shape, product};
@@ -22,6 +23,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "reduce" {
         rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2: U32
     } [x: In, y: Out]
+    .wide()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,6 +260,34 @@ impl Op for Reduce {
     fn flops(&self, sizes: &Sizes) -> u64 {
         sizes.input_elements(0)
     }
+
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        let some = |x: Bounds| {
+            let count = Bounds::new(0, cx.count(0));
+            let most = x.low.abs().max(x.high.abs());
+            let sum = |x: Bounds| x.corners(count, |x, n| x.saturating_mul(n));
+            Some(match self.kind {
+                Kind::Sum => sum(x),
+                Kind::L1 => sum(Bounds::new(0, most)),
+                Kind::SumSquare => sum(Bounds::new(0, most.saturating_mul(most))),
+                // Of no elements, they are the ends of the type.
+                Kind::Max | Kind::Min if cx.is_never_empty(0) => x,
+                _ => return None,
+            })
+        };
+        vec![cx.input(0).and_then(some)]
+    }
+}
+
+/// An error if the result is an unsigned integer of 32 or 64 bits that is stored in 64: kernels
+/// compute with signed ones, and keep all bits.
+pub(super) fn wraps(cx: &LowerCx<'_>) -> OpResult<()> {
+    let dtype = cx.out_fact(0)?.dtype;
+    let wide = cx.out_bounds(0)?.is_some_and(|b| !b.fits_32());
+    if wide && matches!(dtype, DType::U32 | DType::U64) {
+        return Err(OpError::NoKernel(format!("sums of {dtype} that may exceed 31 bits")));
+    }
+    Ok(())
 }
 
 /// The least and the largest value of an integer type or `bool`; a `u64` as its bits.
@@ -272,6 +302,7 @@ const FEW: i64 = 256;
 
 /// Emits the reduction of operand 0, with fact `x`, over `axes` to result 0.
 pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -> OpResult<()> {
+    wraps(cx)?;
     let step = transpose::dim_strides(&x.shape.0)?;
     let walk = |reduced: bool| {
         let axes = (0..x.shape.rank()).filter(|i| axes.contains(i) == reduced);

@@ -236,6 +236,10 @@ impl Op for Reshape {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
+
+    fn keeps_all(&self, input: usize) -> bool {
+        input == 0
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {

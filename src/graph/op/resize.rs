@@ -572,7 +572,7 @@ fn cases() -> Vec<Case> {
         by_sizes(inside, &[1, 2, 4, 5], &[1, 2, 9, 3]),
         Case::new(
             along(&[1], nearest),
-            vec![input(&[2, 3, 5]).ints(-9, 9), floats(&[2.0])],
+            vec![input(&[2, 3, 5]).ints32(-9, 9), floats(&[2.0])],
         ),
         by_sizes(not_larger, &[1, 1, 4, 6], &[9, 8]),
     ];

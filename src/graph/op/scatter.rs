@@ -11,6 +11,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
     operand, transpose,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
@@ -168,13 +169,20 @@ impl Op for Scatter {
         };
         let (from, to, count) = (cx.input(0)?, cx.output(0)?, x.count()?);
         transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
-        let (updates, index) = (cx.input(2)?, cx.input(1)?);
-        places.emit(cx, &KERNEL, 1, [updates, index, to])
+        let updates = cx.input(2)?;
+        places.emit(cx, &KERNEL, 1, [updates, to])
     }
 
     fn moves(&self, input: usize) -> bool {
         // Combined elements are arithmetic results, so derivation cannot track them.
         self.reduction == Reduction::Replace && input != 1
+    }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        (input == 1).then(|| match self.axis {
+            Some(axis) => Bounds::indices(cx.axis(0, axis)),
+            None => cx.any_index(0),
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
+use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::Fact;
@@ -127,6 +128,11 @@ impl Op for TopK {
         ])
     }
 
+    fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
+        let places = Bounds::new(0, (cx.axis(0, self.axis) - 1).max(0));
+        vec![cx.input(0), Some(places)]
+    }
+
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.fact(0)?.shape.clone();
         let a = axis(self.axis, x.rank())?;
@@ -201,7 +207,7 @@ fn cases() -> Vec<Case> {
                 k: Some(3),
                 largest: false,
             },
-            vec![input(&[4, 9]).ints(-3, 3)],
+            vec![input(&[4, 9]).ints32(-3, 3)],
         ),
     ]
 }

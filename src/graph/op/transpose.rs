@@ -54,19 +54,32 @@ pub(super) fn emit_copy(
     start: &Start,
     step: &[Dim],
 ) -> OpResult<()> {
-    let joined = joined(shape, step)?;
+    let (from, each) = from.words();
+    let (to, words) = to.words();
+    if words != each {
+        return Err(OpError::NoKernel(differ()));
+    }
+    let (mut shape, mut step, mut at) = (shape.to_vec(), step.to_vec(), start.at.clone());
+    if each > 1 {
+        for step in step.iter_mut().chain([&mut at]) {
+            *step = step.mul(&each.into())?;
+        }
+        shape.push(each.into());
+        step.push(1.into());
+    }
+    let joined = joined(&shape, &step)?;
     if joined.len() > MAX_RANK {
         return Err(OpError::NoKernel(format!(
             "a copy over {} axes that cannot be merged (limit {MAX_RANK})",
             joined.len()
         )));
     }
-    let count = product(shape)?;
+    let count = product(&shape)?;
     // A symbolic start may change at every step.
-    let (live, at) = if start.at.as_const().is_some() {
-        (None, start.at.clone())
+    let (live, at) = if at.as_const().is_some() {
+        (None, at)
     } else {
-        let (live, at) = cx.live(&start.at);
+        let (live, at) = cx.live(&at);
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
@@ -83,6 +96,11 @@ pub(super) fn emit_copy(
     #[rustfmt::skip]
     let args = Args { x, live, y, count, start, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, s5 };
     cx.emit(call, args)
+}
+
+/// Why a kernel that moves elements does not run.
+pub(super) fn differ() -> String {
+    "operand and result store integers in different numbers of bits".to_owned()
 }
 
 /// Sizes and strides with neighbouring axes merged where they are walked as one, innermost first.
@@ -175,6 +193,10 @@ impl Op for Transpose {
     }
 
     fn moves(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn keeps_all(&self, input: usize) -> bool {
         input == 0
     }
 }

@@ -13,6 +13,7 @@ crate::kernel! {
         count, rows, cols: U32; diagonal: I32
     } [x: In, y: Out]
     .linear()
+    .wide()
 }
 
 /// A diagonal outside every matrix.

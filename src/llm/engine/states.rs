@@ -91,7 +91,7 @@ impl States for DeviceModel {
         let float = self.decoder.state_float_on(self.executor.caps());
         let dtype = |s: &State| {
             let own = graph.fact(s.input).map_or(float, |f| f.dtype);
-            device_dtype(own, float)
+            device_dtype(own, float, None)
         };
         let window = |s: &State| s.window.and_then(|w| usize::try_from(w).ok());
         identity(graph, &self.decoder.fingerprint, &dtype, &window)

@@ -50,7 +50,8 @@ pub fn unpadded(dtype: DType, count: usize) -> usize {
 
 /// Bytes of `count` elements including padding.
 pub fn padded(dtype: DType, count: usize) -> usize {
-    unpadded(dtype, count).next_multiple_of(8).max(8)
+    let unit = dtype.device_padding();
+    unpadded(dtype, count).next_multiple_of(unit).max(unit)
 }
 
 /// Contents of the arena.

@@ -86,6 +86,7 @@ fn validated(spec: &KernelSpec) -> naga::Module {
     ] {
         capabilities.set(capability, spec.uses(Language::Wgsl, feature));
     }
+    capabilities.set(Capabilities::SHADER_INT64, spec.is_wide());
     Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));

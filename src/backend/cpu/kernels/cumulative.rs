@@ -1,10 +1,11 @@
 //! Cumulative sums and products along an axis.
 
-use super::moves::{Elem, Sink, pieces};
+use super::moves::{Elem, pieces};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
 use bytemuck::Pod;
 
 arguments! {
@@ -14,6 +15,8 @@ arguments! {
 /// For each element, the sum or product of all up to it. Floats are accumulated in f64.
 pub struct Cumulative {
     elem: Elem,
+    /// Whether operand and results have 64 bits.
+    longs: [bool; 2],
     product: bool,
     exclusive: bool,
     reverse: bool,
@@ -25,28 +28,28 @@ const RUN: usize = 256;
 
 impl Cumulative {
     /// Accumulates lines `range`, starting from `first`. `step` adds an element to a sum, and
-    /// `result` makes a word of it.
+    /// `result` makes a result of it.
     /// # Safety
     /// As for [`Kernel::run`].
     #[inline(always)]
-    unsafe fn lines<T: Pod, A: Copy>(
+    unsafe fn lines<T: Pod, A: Copy, Y: Pod>(
         &self,
         args: &Args,
-        sink: Sink<'_, '_>,
+        store: &Store<'_>,
         range: std::ops::Range<usize>,
-        (first, step, result): (A, impl Fn(A, T) -> A, impl Fn(A) -> u32),
+        (first, step, result): (A, impl Fn(A, T) -> A, impl Fn(A) -> Y),
     ) {
         let Args { cols, inner, .. } = *args;
         // SAFETY: nobody writes it.
         let x = unsafe { args.x.slice::<T>() };
-        let mut values = [0u32; RUN];
+        let mut values = [Y::zeroed(); RUN];
         if inner == 1 {
             for line in range {
                 let mut sum = first;
                 for done in (0..cols).step_by(RUN) {
                     let n = RUN.min(cols - done);
                     let at = line * cols + if self.reverse { cols - done - n } else { done };
-                    let mut add = |(v, y): (&T, &mut u32)| {
+                    let mut add = |(v, y): (&T, &mut Y)| {
                         let next = step(sum, *v);
                         *y = result(if self.exclusive { sum } else { next });
                         sum = next;
@@ -58,7 +61,7 @@ impl Cumulative {
                         each.for_each(&mut add);
                     }
                     // SAFETY: the piece owns this line of results.
-                    unsafe { sink.put(at, &mut values[..n]) };
+                    unsafe { store.put(at, &values[..n], None) };
                 }
             }
             return;
@@ -77,7 +80,7 @@ impl Cumulative {
                     *sum = next;
                 }
                 // SAFETY: the piece owns these lines of results.
-                unsafe { sink.put(at, &mut values[..n]) };
+                unsafe { store.put(at, &values[..n], None) };
             }
             line += n;
         }
@@ -86,12 +89,18 @@ impl Cumulative {
 
 impl Kernel for Cumulative {
     type Args = Args;
+    const LONGS: &'static [&'static str] = &["x", "y"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 1)?;
+        let longs = [0, 1].map(|i| dtype(spec, i) == Some(DType::I64));
+        if longs == [true, false] {
+            return None;
+        }
         let has = |name| spec.defines.contains_key(name);
         (!elem.halves(spec, 0)?).then(|| Self {
             elem,
+            longs,
             product: has("PRODUCT"),
             exclusive: has("EXCLUSIVE"),
             reverse: has("REVERSE"),
@@ -108,19 +117,27 @@ impl Kernel for Cumulative {
             return;
         }
         let range = part(args.lines, if args.inner == 1 { 1 } else { 16 }, piece, pieces);
-        let sink = Sink { store };
-        let float = |v: f64| (v as f32).to_bits();
+        let float = |v: f64| v as f32;
+        let (sum, product) = (i64::wrapping_add, i64::wrapping_mul);
         // SAFETY: by the contract.
         unsafe {
-            match (self.elem, self.product) {
-                (Elem::Float, false) => {
-                    self.lines(args, sink, range, (0.0, |s, v: f32| s + f64::from(v), float));
+            match (self.elem, self.longs, self.product) {
+                (Elem::Float, _, false) => {
+                    self.lines(args, store, range, (0.0, |s, v: f32| s + f64::from(v), float));
                 }
-                (Elem::Float, true) => {
-                    self.lines(args, sink, range, (1.0, |s, v: f32| s * f64::from(v), float));
+                (Elem::Float, _, true) => {
+                    self.lines(args, store, range, (1.0, |s, v: f32| s * f64::from(v), float));
                 }
-                (Elem::Int, false) => self.lines(args, sink, range, (0, u32::wrapping_add, |v| v)),
-                (Elem::Int, true) => self.lines(args, sink, range, (1, u32::wrapping_mul, |v| v)),
+                (_, [_, false], false) => self.lines(args, store, range, (0, u32::wrapping_add, |v| v)),
+                (_, [_, false], true) => self.lines(args, store, range, (1, u32::wrapping_mul, |v| v)),
+                (_, [true, _], false) => self.lines(args, store, range, (0, sum, |v| v)),
+                (_, [true, _], true) => self.lines(args, store, range, (1, product, |v| v)),
+                (_, _, false) => {
+                    self.lines(args, store, range, (0, |s, v: i32| sum(s, v.into()), |v| v));
+                }
+                (_, _, true) => {
+                    self.lines(args, store, range, (1, |s, v: i32| product(s, v.into()), |v| v));
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ arguments! {
 /// How indices address a tensor.
 #[derive(Clone, Copy, Debug)]
 enum Form {
-    /// One index per element, along an axis.
+    /// One index per `row` elements, along an axis.
     Along,
     /// Tuples of this many indices, one per slice of `row` elements.
     Tuple(usize),
@@ -65,6 +65,7 @@ fn places(
                 s0,
                 ..
             } = *args;
+            let row = args.row.max(1);
             let sizes = [m1, m2, m3, m4, usize::MAX];
             let steps = [args.t0, args.t1, args.t2, args.t3, args.t4].map(|t| t as isize);
             if sizes.contains(&0) {
@@ -75,8 +76,8 @@ fn places(
             while at < range.end {
                 let n = cursor.row().min(range.end - at);
                 let mut base = cursor.offset.cast_unsigned();
-                for (i, index) in index[at..at + n].iter().enumerate() {
-                    f(at + i, 1, along(*index, n0, s0).map(|p| base + p));
+                for i in at..at + n {
+                    f(i, 1, along(index[i / row], n0, s0).map(|p| base + p));
                     base += args.t0;
                 }
                 cursor.advance(n);

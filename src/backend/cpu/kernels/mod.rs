@@ -6,6 +6,7 @@
 
 mod arg_max;
 mod attention;
+mod check_indices;
 mod concat;
 mod conv;
 mod conv_depthwise;
@@ -105,6 +106,8 @@ pub enum Fault {
 struct Resolved<K> {
     kernel: K,
     epilogue: Option<Epilogue>,
+    /// Types of all operands.
+    types: Vec<Option<DType>>,
     /// Index of the operand that receives the results.
     result: usize,
     isa: Isa,
@@ -162,6 +165,7 @@ impl<K: Native> Resolved<K> {
                 e,
                 words.get(params..)?,
                 operands.get(own..)?,
+                (self.types.get(own..)?, (*self.types.get(self.result)?)?),
                 self.isa,
             )?),
             None => None,
@@ -176,6 +180,7 @@ struct Entry {
     params: &'static [(&'static str, FieldTy)],
     operands: &'static [&'static str],
     halves: &'static [&'static str],
+    longs: &'static [&'static str],
     compile: fn(&KernelSpec, Isa) -> Option<Box<dyn Compiled>>,
 }
 
@@ -184,6 +189,7 @@ fn compile_as<K: Native>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled
     Some(Box::new(Resolved {
         kernel: K::new(spec, isa)?,
         epilogue: spec.epilogue.clone(),
+        types: spec.operands.clone(),
         result,
         isa,
     }))
@@ -197,6 +203,7 @@ macro_rules! kernels {
             params: <<$kernel as Native>::Args as Arguments>::PARAMS,
             operands: <<$kernel as Native>::Args as Arguments>::OPERANDS,
             halves: <$kernel as Native>::HALVES,
+            longs: <$kernel as Native>::LONGS,
             compile: compile_as::<$kernel>,
         }),*];
     };
@@ -205,6 +212,7 @@ macro_rules! kernels {
 kernels! {
     "arg_max" arg_max::ArgMax,
     "attention" attention::Attention,
+    "check_indices" check_indices::CheckIndices,
     "concat" concat::Concat,
     "conv" conv::Conv,
     "conv_depthwise" conv_depthwise::ConvDepthwise,
@@ -268,7 +276,8 @@ pub fn compile(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
         .is_none_or(|e| epilogue::supports(e, further));
     let sized = entry.operands.iter().zip(&spec.operands).all(|(name, dtype)| {
         let halves = entry.halves.contains(name) && *dtype == Some(DType::F16);
-        halves || dtype.is_none_or(|d| d.size() == size_of::<u32>() || matches!(d, DType::I8 | DType::U8))
+        let longs = entry.longs.contains(name) && *dtype == Some(DType::I64);
+        halves || longs || dtype.is_none_or(|d| d.size() == size_of::<u32>() || matches!(d, DType::I8 | DType::U8))
     });
     (runs && sized && fits(entry, spec.kernel))
         .then(|| (entry.compile)(spec, isa))

@@ -15,6 +15,7 @@ pub struct Pointwise;
 
 impl Kernel for Pointwise {
     type Args = Args;
+    const LONGS: &'static [&'static str] = &["y"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         spec.epilogue.as_ref().map(|_| Self)

@@ -2,10 +2,12 @@
 
 use super::moves::{Cursor, Elem, RUN, Sink, merged, pieces};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use bytemuck::Pod;
 
 arguments! {
     pub struct Args { rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2: U32 } [x: In, y: Out]
@@ -46,6 +48,10 @@ pub struct Reduce {
     map: Map,
     join: Join,
     finish: Finish,
+    /// Whether operand and results have 64 bits.
+    longs: [bool; 2],
+    /// The smallest and the largest integer.
+    ends: (i64, i64),
 }
 
 /// Kept and reduced axes, merged, innermost first.
@@ -564,35 +570,53 @@ impl Reduce {
         }
     }
 
-    fn ints(&self, x: &[i32], shape: &Shape, first: usize, y: &mut [i32]) {
-        for (i, y) in y.iter_mut().enumerate() {
-            let base = shape.row(first + i);
-            let all = shape.elements().map(|at| match self.map {
-                Map::Absolute => x[base + at].wrapping_abs(),
-                Map::Squared => x[base + at].wrapping_mul(x[base + at]),
-                _ => x[base + at],
-            });
-            *y = match self.join {
-                Join::Sum => all.fold(0, i32::wrapping_add),
-                Join::Product => all.fold(1, i32::wrapping_mul),
-                Join::Largest => all.fold(i32::MIN, i32::max),
-                Join::Smallest => all.fold(i32::MAX, i32::min),
-            };
+    /// Combines one row of integers. Their low bits do not depend on the bits of sums.
+    fn int<T: Pod + Into<i64>>(&self, x: &[T], shape: &Shape, row: usize) -> i64 {
+        let base = shape.row(row);
+        let all = shape.elements().map(|at| match (self.map, x[base + at].into()) {
+            (Map::Absolute, v) => v.wrapping_abs(),
+            (Map::Squared, v) => v.wrapping_mul(v),
+            (_, v) => v,
+        });
+        match self.join {
+            Join::Sum => all.fold(0, i64::wrapping_add),
+            Join::Product => all.fold(1, i64::wrapping_mul),
+            Join::Largest => all.fold(self.ends.0, i64::max),
+            Join::Smallest => all.fold(self.ends.1, i64::min),
+        }
+    }
+
+    /// The rows `range` of results of 64 bits.
+    ///
+    /// # Safety
+    /// As for [`Kernel::run`].
+    unsafe fn long(&self, args: &Args, shape: &Shape, store: &Store<'_>, range: std::ops::Range<usize>) {
+        for row in range {
+            // SAFETY: nobody writes the operand; the piece owns the result.
+            unsafe {
+                let y = match self.longs[0] {
+                    true => self.int(args.x.slice::<i64>(), shape, row),
+                    false => self.int(args.x.slice::<i32>(), shape, row),
+                };
+                store.put(row, &[y], None);
+            }
         }
     }
 }
 
 impl Kernel for Reduce {
     type Args = Args;
+    const LONGS: &'static [&'static str] = &["x", "y"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 1)?;
+        let longs = [0, 1].map(|i| dtype(spec, i) == Some(DType::I64));
         let number = |name| usize::try_from(spec.defines.get(name).copied().unwrap_or(0)).ok();
         let map = *[Map::Same, Map::Absolute, Map::Squared, Map::Exponential].get(number("MAP")?)?;
         let join = *[Join::Sum, Join::Largest, Join::Smallest, Join::Product].get(number("JOIN")?)?;
         let finish = *[Finish::Same, Finish::Mean, Finish::Root, Finish::Logarithm].get(number("FINISH")?)?;
         let of_ints = map != Map::Exponential && finish == Finish::Same;
-        if elem.halves(spec, 0)? || elem == Elem::Int && !of_ints || map != Map::Same && join != Join::Sum {
+        if longs == [true, false] || elem.halves(spec, 0)? || elem == Elem::Int && !of_ints || map != Map::Same && join != Join::Sum {
             return None;
         }
         Some(Self {
@@ -601,6 +625,11 @@ impl Kernel for Reduce {
             map,
             join,
             finish,
+            longs,
+            ends: match longs[1] {
+                true => (i64::MIN, i64::MAX),
+                false => (i32::MIN.into(), i32::MAX.into()),
+            },
         })
     }
 
@@ -625,10 +654,16 @@ impl Kernel for Reduce {
         let sink = Sink { store };
         // SAFETY: nobody writes the operand; the piece owns the results.
         unsafe {
+            if self.longs[1] {
+                return self.long(args, &shape, store, range);
+            }
             let (x, ints) = (args.x.slice::<f32>(), args.x.slice::<i32>());
             sink.fill(range, RUN, scratch, |first, y| {
                 if self.elem == Elem::Int {
-                    return self.ints(ints, &shape, first, bytemuck::cast_slice_mut(y));
+                    for (i, y) in y.iter_mut().enumerate() {
+                        *y = (self.int(ints, &shape, first + i) as i32).cast_unsigned();
+                    }
+                    return;
                 }
                 let y = bytemuck::cast_slice_mut(y);
                 match (self.map, self.join) {

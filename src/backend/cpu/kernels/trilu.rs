@@ -2,9 +2,10 @@
 
 use super::moves::{Elem, RUN, Sink, pieces};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
 
 arguments! {
     pub struct Args { count, rows, cols: U32; diagonal: I32 } [x: In, y: Out]
@@ -13,18 +14,23 @@ arguments! {
 /// `x` on and above (`upper`) or on and below a diagonal, and 0 elsewhere. May work in place.
 pub struct Trilu {
     upper: bool,
+    /// Words of an element.
+    words: usize,
 }
 
 impl Kernel for Trilu {
     type Args = Args;
+    const LONGS: &'static [&'static str] = &["x", "y"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 1)?;
-        if elem.halves(spec, 0)? {
+        let [x, y] = [0, 1].map(|i| dtype(spec, i) == Some(DType::I64));
+        if elem.halves(spec, 0)? || x != y || y && spec.epilogue.is_some() {
             return None;
         }
         Some(Self {
             upper: spec.defines.contains_key("UPPER"),
+            words: if y { 2 } else { 1 },
         })
     }
 
@@ -44,8 +50,9 @@ impl Kernel for Trilu {
         if count == 0 || rows == 0 || cols == 0 {
             return;
         }
+        let words = self.words;
         assert!(
-            count <= x.elements::<u32>() && count <= store.y.elements::<u32>(),
+            x.holds::<u32>(count.saturating_mul(words)) && store.y.holds::<u32>(count.saturating_mul(words)),
             "the operands have all elements"
         );
         let sink = Sink { store };
@@ -64,15 +71,19 @@ impl Kernel for Trilu {
             let zeros = if self.upper { 0..bound } else { bound..n };
             let values = if sink.is_direct() {
                 // SAFETY: inside the results, by the assertion.
-                unsafe { to.add(at) }
+                unsafe { to.add(at * words) }
             } else {
                 scratch.of::<u32>(n).as_mut_ptr()
             };
             // SAFETY: the piece owns elements `at..at + n` of the results, and of `x` if it is the
             // same memory; `values` has room for them.
             unsafe {
-                std::ptr::copy(from.add(at + kept.start), values.add(kept.start), kept.len());
-                std::ptr::write_bytes(values.add(zeros.start), 0, zeros.len());
+                std::ptr::copy(
+                    from.add((at + kept.start) * words),
+                    values.add(kept.start * words),
+                    kept.len() * words,
+                );
+                std::ptr::write_bytes(values.add(zeros.start * words), 0, zeros.len() * words);
                 if !sink.is_direct() {
                     sink.put(at, std::slice::from_raw_parts_mut(values, n));
                 }

@@ -13,6 +13,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(broadcasts());
     all.extend(activations());
     all.extend(expressions());
+    all.extend(super::integer_cases::cases());
     all
 }
 

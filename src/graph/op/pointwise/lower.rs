@@ -1,11 +1,12 @@
 //! Elementwise expressions as separate kernels and as epilogues.
 
-use super::Binary;
-use super::{Expr, MAX_INPUTS, NAMES, join_axes};
+use super::print::Style;
+use super::{Binary, Expr, MAX_INPUTS, NAMES, join_axes};
 use crate::backend::KernelCode;
-use crate::backend::kernel::ByLanguage;
+use crate::backend::kernel::{ByLanguage, Language};
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, Further, MAX_AXES};
 use crate::backend::kernel::functions;
+use crate::graph::bounds::Bounds;
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
@@ -14,6 +15,7 @@ use crate::tensor::DType;
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
     .linear()
+    .wide()
 }
 
 /// Source of an operand of an expression in a kernel.
@@ -61,7 +63,9 @@ fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResu
 pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResult<WithOperands> {
     let result = cx.out_fact(0)?.shape.clone();
     let storage_type = cx.output(0)?.dtype;
+    let result_bounds = cx.out_bounds(0)?;
     let mut types = Vec::new();
+    let mut bounds = Vec::new();
     let mut arguments = Vec::new();
     let mut shapes = Vec::new();
     let mut operands = Vec::new();
@@ -69,14 +73,17 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
         match *place {
             ExprSource::Result => {
                 types.push(cx.out_fact(0)?.dtype);
+                bounds.push(result_bounds);
                 arguments.push(Argument::Result);
             }
             ExprSource::Other => {
                 types.push(cx.out_fact(0)?.dtype);
+                bounds.push(result_bounds);
                 arguments.push(Argument::Other);
             }
             ExprSource::Beside(operand) => {
                 types.push(cx.out_fact(0)?.dtype);
+                bounds.push(result_bounds);
                 shapes.push(result.clone());
                 arguments.push(Argument::Operand(operands.len()));
                 operands.push(operand);
@@ -84,6 +91,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
             ExprSource::Operand(i) => {
                 let fact = cx.fact(i)?;
                 types.push(fact.dtype);
+                bounds.push(cx.bounds(i)?);
                 shapes.push(fact.shape.clone());
                 arguments.push(Argument::Operand(operands.len()));
                 operands.push(cx.input(i)?);
@@ -120,14 +128,17 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
             fields.extend(form.fields.iter().map(Field::from));
         }
     }
+    let saturates = storage_type == DType::I32;
+    let wide = expr.is_wide(&types, &bounds, saturates)?;
     let vectors = expr.is_of_floats(&types);
     let further = forms.iter().map(|f| Further {
         beside: f.beside,
         weight: false,
     });
     let epilogue = Epilogue {
-        function: function(cx.device().code, expr, &types, storage_type)?,
+        function: function(cx.device().code, expr, &types, storage_type, wide)?,
         vectors,
+        wide,
         arguments,
         operands: further.collect(),
         axes,
@@ -196,9 +207,10 @@ impl OperandLayout {
 impl Expr {
     /// True if kernels can compute the expression for operands of these types.
     pub fn has_kernel(&self, types: &[DType]) -> bool {
-        [false, true]
-            .into_iter()
-            .all(|wgsl| self.print(types, wgsl).is_ok())
+        Language::ALL.into_iter().all(|language| {
+            let style = Style { types, language, wide: false };
+            self.print(style).is_ok()
+        })
     }
 
     /// True if all values are floats and OpenCL C supports all functions on vectors.
@@ -218,29 +230,47 @@ impl Expr {
 }
 
 /// The function of an epilogue in the form that a device needs.
-fn function(code: KernelCode, expr: &Expr, types: &[DType], storage_type: DType) -> OpResult<Function> {
+fn function(
+    code: KernelCode,
+    expr: &Expr,
+    types: &[DType],
+    storage_type: DType,
+    wide: bool,
+) -> OpResult<Function> {
     Ok(match code {
-        KernelCode::Source(_) => {
-            let vectors = expr.is_of_floats(types);
-            Function::Source(source(expr, types, storage_type, vectors)?)
-        }
-        KernelCode::Native(_) => Function::Program(expr.program(types)?),
+        KernelCode::Source(_) => Function::Source(ByLanguage {
+            opencl_c: opencl_c(expr, types, storage_type, wide)?,
+            wgsl: wgsl(expr, types, storage_type, wide)?,
+        }),
+        KernelCode::Native(_) => Function::Program(expr.program(types, wide)?),
     })
 }
 
-/// The `apply` functions in both languages.
-fn source(expr: &Expr, types: &[DType], storage_type: DType, vectors: bool) -> OpResult<ByLanguage<String>> {
-    let dtype = expr.dtype(types)?;
-    let body = |wgsl| -> OpResult<String> {
-        let body = expr.print(types, wgsl)?;
-        Ok(if storage_type == DType::F16 {
-            format!("clamp({body}, MASK_MIN, -MASK_MIN)")
-        } else {
-            body
-        })
-    };
-    let (text, mut cl) = (body(false)?, String::new());
-    let helpers = || functions::HELPERS.iter().filter(|h| text.contains(h.0));
+/// The expression as text, bounded by the range of halves if it is stored as one.
+fn body(expr: &Expr, style: Style<'_>, storage_type: DType) -> OpResult<String> {
+    let body = expr.print(style)?;
+    Ok(if storage_type == DType::F16 {
+        format!("clamp({body}, MASK_MIN, -MASK_MIN)")
+    } else {
+        body
+    })
+}
+
+/// The helpers that a text calls, as pairs of OpenCL C and WGSL, with the names of integers.
+fn helpers(text: &str, style: Style<'_>) -> impl Iterator<Item = (&'static str, String)> {
+    let [int, uint] = style.ints();
+    let all = functions::HELPERS.iter().filter(|h| text.contains(h.0));
+    all.map(move |(name, cl, wgsl)| {
+        let text = if style.language == Language::Wgsl { wgsl } else { cl };
+        (*name, text.replace("UINT", uint).replace("INT", int))
+    })
+}
+
+/// The `apply` functions in OpenCL C.
+fn opencl_c(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResult<String> {
+    let style = Style { types, language: Language::OpenClC, wide };
+    let (dtype, vectors) = (expr.dtype(types)?, expr.is_of_floats(types));
+    let (text, mut cl) = (body(expr, style, storage_type)?, String::new());
     for width in [1, 2, 4, 8, 16] {
         if width > 1 && !vectors {
             break;
@@ -251,16 +281,17 @@ fn source(expr: &Expr, types: &[DType], storage_type: DType, vectors: bool) -> O
             width.to_string()
         };
         let float = format!("float{suffix}");
-        let of_width = |text: &str| {
-            let named = helpers().fold(text.to_owned(), |t, h| {
-                t.replace(h.0, &format!("{}{suffix}", h.0))
+        let of_width = |part: &str| {
+            let named = helpers(&text, style).fold(part.to_owned(), |t, (name, _)| {
+                t.replace(name, &format!("{name}{suffix}"))
             });
             named.replace("FLOAT", &float)
         };
-        for (_, helper, _) in helpers() {
-            cl += &of_width(helper);
+        for (_, helper) in helpers(&text, style) {
+            cl += &of_width(&helper);
         }
-        let name = |t: DType| if t.is_float() { float.as_str() } else { "int" };
+        let [int, _] = style.ints();
+        let name = |t: DType| if t.is_float() { float.as_str() } else { int };
         let arguments = types.iter().zip(NAMES).map(|(t, n)| format!("{} v{n}", name(*t)));
         let arguments = arguments.collect::<Vec<_>>().join(", ");
         cl += &format!(
@@ -270,20 +301,78 @@ fn source(expr: &Expr, types: &[DType], storage_type: DType, vectors: bool) -> O
             of_width(&text)
         );
     }
-    let text = body(true)?;
-    let mut wgsl = String::new();
-    for (_, _, helper) in functions::HELPERS.iter().filter(|h| text.contains(h.0)) {
-        wgsl += helper;
-    }
-    let name = |t: DType| if t.is_float() { "f32" } else { "i32" };
+    Ok(cl)
+}
+
+/// The `apply` function in WGSL.
+fn wgsl(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResult<String> {
+    let style = Style { types, language: Language::Wgsl, wide };
+    let text = body(expr, style, storage_type)?;
+    let mut wgsl: String = helpers(&text, style).map(|(_, helper)| helper).collect();
+    let [int, _] = style.ints();
+    let name = |t: DType| if t.is_float() { "f32" } else { int };
     let arguments = types
         .iter()
         .zip(NAMES)
         .map(|(t, n)| format!("v{n}: {}", name(*t)));
+    let stored = match storage_type {
+        DType::I64 => "i64",
+        t if t.is_float() => "f32",
+        _ => "i32",
+    };
     wgsl += &format!(
-        "fn apply({}) -> {} {{ return {text}; }}\n",
+        "fn apply({}) -> {stored} {{ return {stored}({text}); }}\n",
         arguments.collect::<Vec<_>>().join(", "),
-        name(dtype)
     );
-    Ok(ByLanguage { opencl_c: cl, wgsl })
+    Ok(wgsl)
+}
+
+/// Operand `i` of the node with integers of 32 bits, for kernels that compare it with sizes. Wider
+/// integers are converted first; those that do not fit become the nearest that do, which are no
+/// index of any axis.
+pub fn index(cx: &mut LowerCx<'_>, i: usize) -> OpResult<Operand> {
+    let bound = Bounds::indices(i128::from(i32::MAX) + 1);
+    let at = |f, v: i128| {
+        #[expect(clippy::cast_precision_loss, reason = "32 bits")]
+        let limit = Expr::Const(v as f64, DType::I64);
+        move |x: Expr| Expr::Binary(f, Box::new(x), Box::new(limit.clone()))
+    };
+    let near = at(Binary::Max, bound.low)(at(Binary::Min, bound.high)(Expr::Input(0)));
+    convert(cx, i, DType::I32, &near)
+}
+
+/// Operand `i` of the node, stored as `dtype`.
+pub fn stored_as(cx: &mut LowerCx<'_>, i: usize, dtype: DType) -> OpResult<Operand> {
+    convert(cx, i, dtype, &Expr::Input(0))
+}
+
+/// Operand `i` as it is if it is stored as `dtype`, otherwise a copy to which `expr` is applied.
+fn convert(cx: &mut LowerCx<'_>, i: usize, dtype: DType, expr: &Expr) -> OpResult<Operand> {
+    let x = cx.input(i)?;
+    if x.dtype == dtype {
+        return Ok(x);
+    }
+    let fact = cx.fact(i)?;
+    let (types, count) = ([fact.dtype], fact.shape.count()?);
+    let y = cx.temp(dtype, count.clone());
+    let epilogue = Epilogue {
+        function: function(cx.device().code, expr, &types, dtype, true)?,
+        vectors: false,
+        wide: true,
+        arguments: vec![Argument::Operand(0)],
+        operands: vec![Further {
+            beside: Beside::Same,
+            weight: false,
+        }],
+        axes: 0,
+    };
+    let call = Call::new(&KERNEL, 64)
+        .grid(count.ceil_div(2 * 64)?, 1, 1)
+        .epilogue(WithOperands {
+            epilogue,
+            operands: vec![x],
+            fields: Vec::new(),
+        });
+    cx.emit(call, Args { y, count })?;
+    Ok(y)
 }

@@ -1,57 +1,121 @@
 //! Expressions as text of kernels.
 
 use super::{Binary, Expr, NAMES, Unary};
+use crate::backend::kernel::Language;
 use crate::graph::op::{OpError, OpResult};
 use crate::tensor::DType;
 
+/// How an expression is printed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style<'a> {
+    /// Element types of the operands.
+    pub types: &'a [DType],
+    pub language: Language,
+    /// Integers have 64 bits instead of 32.
+    pub wide: bool,
+}
+
+impl Style<'_> {
+    fn wgsl(&self) -> bool {
+        self.language == Language::Wgsl
+    }
+
+    /// Bits of an integer.
+    fn bits(&self) -> usize {
+        if self.wide { 64 } else { 32 }
+    }
+
+    /// Name of the type of integers, and of unsigned ones.
+    pub fn ints(&self) -> [&'static str; 2] {
+        match (self.wgsl(), self.wide) {
+            (true, false) => ["i32", "u32"],
+            (true, true) => ["i64", "u64"],
+            (false, false) => ["int", "uint"],
+            (false, true) => ["long", "ulong"],
+        }
+    }
+
+    fn int(&self, v: f64) -> String {
+        let [name, _] = self.ints();
+        match (self.wgsl(), self.wide) {
+            (true, _) => format!("{name}({v})"),
+            (false, false) => format!("((int){v})"),
+            (false, true) => format!("((long){v}L)"),
+        }
+    }
+
+    /// Tests as an integer.
+    fn truth(&self, test: &str) -> String {
+        let [one, zero] = [1.0, 0.0].map(|v| self.int(v));
+        if self.wgsl() {
+            format!("select({zero}, {one}, {test})")
+        } else {
+            format!("(({test}) ? {one} : {zero})")
+        }
+    }
+
+    /// An integer as an unsigned one, and back.
+    fn unsigned(&self, x: &str, signed: bool) -> String {
+        let [int, uint] = self.ints();
+        let name = if signed { int } else { uint };
+        if self.wgsl() {
+            format!("{name}({x})")
+        } else {
+            format!("(({name})({x}))")
+        }
+    }
+}
+
+/// A printed operand: its text and type.
+type Typed = (String, DType);
+
 impl Expr {
-    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. Integers of less
-    /// than 32 bits wrap to their low bits, as on the host.
-    pub(super) fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
-        let text = self.print_wide(types, wgsl)?;
+    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. Integers wrap to
+    /// the bits of their type, as on the host.
+    pub(super) fn print(&self, style: Style<'_>) -> OpResult<String> {
+        let text = self.print_whole(style)?;
         let computes = match self {
             Self::Cast(..) | Self::Unary(..) => true,
             Self::Binary(f, ..) => !f.is_comparison() && !f.is_logical(),
             _ => false,
         };
-        let dtype = self.dtype(types)?;
-        Ok(match dtype.narrow_bits().filter(|_| computes) {
-            Some((bits, false)) => format!("({text} & {})", (1u32 << bits) - 1),
-            Some((bits, true)) => {
-                let (by, unsigned) = (32 - bits, if wgsl { "u" } else { "" });
-                format!("(({text} << {by}{unsigned}) >> {by}{unsigned})")
-            }
-            None => text,
+        let dtype = self.dtype(style.types)?;
+        let Some((bits, signed)) = dtype.bits_below(style.bits()).filter(|_| computes) else {
+            return Ok(text);
+        };
+        Ok(if signed {
+            let (by, unsigned) = (style.bits() - bits, if style.wgsl() { "u" } else { "" });
+            format!("(({text} << {by}{unsigned}) >> {by}{unsigned})")
+        } else {
+            #[expect(clippy::cast_precision_loss, reason = "fewer than 53 bits")]
+            let mask = style.int(((1u64 << bits) - 1) as f64);
+            format!("({text} & {mask})")
         })
     }
 
-    fn print_wide(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
-        let go = |e: &Self| e.print(types, wgsl);
-        let is_float = |e: &Self| Ok::<_, OpError>(e.dtype(types)?.is_float());
+    fn print_whole(&self, style: Style<'_>) -> OpResult<String> {
+        let typed = |e: &Self| Ok::<Typed, OpError>((e.print(style)?, e.dtype(style.types)?));
+        let wgsl = style.wgsl();
         Ok(match self {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => float(*v, wgsl)?,
-            Self::Const(v, _) if wgsl => format!("i32({v})"),
-            Self::Const(v, _) => format!("((int){v})"),
-            Self::Unary(f, x) => unary(*f, &go(x)?, is_float(x)?, wgsl)?,
-            Self::Not(x) => format!("(1 - {})", go(x)?),
+            Self::Const(v, _) => style.int(*v),
+            Self::Unary(f, x) => unary(*f, typed(x)?, style)?,
+            Self::Not(x) => format!("({} - {})", style.int(1.0), x.print(style)?),
             Self::Test(..) => {
                 return Err(OpError::NoKernel(
                     "NaN and infinity tests (kernels assume finite floats)".to_owned(),
                 ));
             }
-            Self::Binary(f, a, b) => {
-                let operands = [(go(a)?, is_float(a)?), (go(b)?, is_float(b)?)];
-                match binary(*f, operands, wgsl)? {
-                    Some(text) => text,
-                    None => {
-                        let dtype = self.dtype(types)?;
-                        return Err(OpError::NoKernel(format!("{f:?} has no kernel for {dtype}")));
-                    }
+            Self::Binary(f, a, b) => match binary(*f, [typed(a)?, typed(b)?], style)? {
+                Some(text) => text,
+                None => {
+                    let dtype = self.dtype(style.types)?;
+                    return Err(OpError::NoKernel(format!("{f:?} has no kernel for {dtype}")));
                 }
-            }
+            },
             Self::Select(c, a, b) => {
-                let (c, a, b) = (go(c)?, go(a)?, go(b)?);
+                let (c, a, b) = (c.print(style)?, a.print(style)?, b.print(style)?);
                 if wgsl {
                     format!("select({b}, {a}, {c} != 0)")
                 } else {
@@ -61,7 +125,7 @@ impl Expr {
             Self::Cast(t, _) if !t.on_devices() => {
                 return Err(OpError::NoKernel(format!("elements of type {t}")));
             }
-            Self::Cast(t, x) => cast(*t, go(x)?, is_float(x)?, wgsl),
+            Self::Cast(t, x) => cast(*t, typed(x)?, style),
         })
     }
 }
@@ -79,76 +143,91 @@ fn float(v: f64, wgsl: bool) -> OpResult<String> {
     })
 }
 
-fn unary(f: Unary, x: &str, float: bool, wgsl: bool) -> OpResult<String> {
-    Ok(match (f, float) {
-        (Unary::Neg, false) => format!("(-{x})"),
-        (Unary::Abs, false) if wgsl => format!("abs({x})"),
-        (Unary::Abs, false) => format!("((int)abs({x}))"),
-        (Unary::Sign, false) if wgsl => format!("sign({x})"),
-        (Unary::Sign, false) => format!("clamp({x}, -1, 1)"),
-        (Unary::Relu, false) => format!("max({x}, 0)"),
-        (_, false) => return Err(OpError::NoKernel(format!("{f:?} on integers"))),
-        _ => {
+fn unary(f: Unary, (x, dtype): Typed, style: Style<'_>) -> OpResult<String> {
+    let ([int, _], wgsl) = (style.ints(), style.wgsl());
+    let zero = style.int(0.0);
+    Ok(match (f, dtype) {
+        (f, t) if t.is_float() => {
             let (cl, w) = f.text();
-            replace_variable(if wgsl { w } else { cl }, x)
+            replace_variable(if wgsl { w } else { cl }, &x)
         }
+        (Unary::Neg, _) => format!("(-{x})"),
+        (Unary::Abs | Unary::Relu, DType::U64) => x,
+        (Unary::Sign, DType::U64) => style.truth(&format!("{x} != {zero}")),
+        (Unary::Abs, _) if wgsl => format!("abs({x})"),
+        (Unary::Abs, _) => format!("(({int})abs({x}))"),
+        (Unary::Sign, _) if wgsl => format!("sign({x})"),
+        (Unary::Sign, _) => format!("clamp({x}, {}, {})", style.int(-1.0), style.int(1.0)),
+        (Unary::Relu, _) => format!("max({x}, {zero})"),
+        _ => return Err(OpError::NoKernel(format!("{f:?} on integers"))),
     })
 }
 
-/// A function of two operands, each with whether it is a float. `None` if there is no kernel for
-/// their type.
-fn binary(f: Binary, operands: [(String, bool); 2], wgsl: bool) -> OpResult<Option<String>> {
-    let [(a, float), (b, float_b)] = operands;
+/// A function of two operands. `None` if there is no kernel for their type.
+fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<String>> {
+    let is_float = a.1.is_float();
+    // Unsigned comparison and division differ from signed. Narrower integers are never negative.
+    let is_unsigned = [a.1, b.1].contains(&DType::U64);
+    let ((a, _), (b, type_b)) = (a, b);
+    let by_sign = |x: &str| if is_unsigned { style.unsigned(x, false) } else { x.to_owned() };
+    let [sa, sb] = [by_sign(&a), by_sign(&b)];
+    let back = |text: String| if is_unsigned { style.unsigned(&text, true) } else { text };
     let infix = |op: &str| format!("({a} {op} {b})");
-    let truth = |op: &str| {
-        if wgsl {
-            format!("select(0, 1, {a} {op} {b})")
-        } else {
-            format!("(({a} {op} {b}) ? 1 : 0)")
-        }
+    let truth = |op: &str| style.truth(&format!("{sa} {op} {sb}"));
+    let of_ints = |name: &str| match is_unsigned {
+        false => format!("{name}({a}, {b})"),
+        true => back(format!("u{name}({sa}, {sb})")),
     };
     Ok(Some(match f {
         Binary::Add => infix("+"),
         Binary::Sub => infix("-"),
         Binary::Mul => infix("*"),
-        Binary::Div => infix("/"),
+        Binary::Div if is_float => infix("/"),
+        Binary::Div => of_ints("int_div"),
         Binary::And | Binary::BitwiseAnd => infix("&"),
         Binary::Or | Binary::BitwiseOr => infix("|"),
         Binary::Xor | Binary::BitwiseXor => infix("^"),
-        Binary::FMod if float => format!("float_mod({a}, {b})"),
-        Binary::FMod => format!("trunc_mod({a}, {b})"),
-        Binary::Mod if float => format!("floored_mod({a}, {b})"),
-        Binary::Mod => format!("floor_mod({a}, {b})"),
-        // Devices use 32 bits for each integer, whatever its type.
+        Binary::FMod if is_float => format!("float_mod({a}, {b})"),
+        Binary::FMod => of_ints("int_rem"),
+        Binary::Mod if is_float => format!("floored_mod({a}, {b})"),
+        Binary::Mod if is_unsigned => of_ints("int_rem"),
+        Binary::Mod => of_ints("int_mod"),
+        // Kernels do not know the width of each type.
         Binary::ShiftLeft | Binary::ShiftRight => return Ok(None),
         Binary::Less => truth("<"),
         Binary::LessOrEqual => truth("<="),
         Binary::Greater => truth(">"),
         Binary::GreaterOrEqual => truth(">="),
         Binary::Equal => truth("=="),
-        Binary::Min if !wgsl && float => format!("fmin({a}, {b})"),
-        Binary::Max if !wgsl && float => format!("fmax({a}, {b})"),
-        Binary::Min => format!("min({a}, {b})"),
-        Binary::Max => format!("max({a}, {b})"),
-        Binary::Pow if !float => return Err(OpError::NoKernel("Pow on integers".to_owned())),
+        Binary::Min if !style.wgsl() && is_float => format!("fmin({a}, {b})"),
+        Binary::Max if !style.wgsl() && is_float => format!("fmax({a}, {b})"),
+        Binary::Min => back(format!("min({sa}, {sb})")),
+        Binary::Max => back(format!("max({sa}, {sb})")),
+        Binary::Pow if !is_float => return Err(OpError::NoKernel("Pow on integers".to_owned())),
         Binary::Pow => {
-            let cast = if wgsl { "f32" } else { "(FLOAT)" };
-            let b = if float_b { b } else { format!("{cast}({b})") };
+            let cast = if style.wgsl() { "f32" } else { "(FLOAT)" };
+            let b = if type_b.is_float() { b } else { format!("{cast}({b})") };
             format!("signed_pow({cast}({a}), {b})")
         }
     }))
 }
 
-fn cast(to: DType, x: String, from_float: bool, wgsl: bool) -> String {
-    let zero = if from_float { "0.0" } else { "0" };
-    match (to, wgsl) {
-        (DType::Bool, true) => format!("select(0, 1, {x} != {zero})"),
-        (DType::Bool, false) => format!("(({x} != 0) ? 1 : 0)"),
+fn cast(to: DType, (x, from): Typed, style: Style<'_>) -> String {
+    let zero = if from.is_float() { "0.0f".to_owned() } else { style.int(0.0) };
+    let unsigned = from == DType::U64 && style.wide;
+    match (to, style.wgsl()) {
+        (DType::Bool, _) => style.truth(&format!("{x} != {zero}")),
+        (t, true) if t.is_float() && unsigned => format!("f32({})", style.unsigned(&x, false)),
+        (t, false) if t.is_float() && unsigned => format!("((float)({}))", style.unsigned(&x, false)),
         (t, true) if t.is_float() => format!("f32({x})"),
-        (t, false) if t.is_float() && from_float => x,
+        (t, false) if t.is_float() && from.is_float() => x,
         (t, false) if t.is_float() => format!("((float)({x}))"),
-        (_, true) => format!("i32({x})"),
-        (_, false) => format!("((int)({x}))"),
+        _ if !from.is_float() => x,
+        (DType::U64, _) if style.wide => format!("ulong_of({x})"),
+        _ if style.wide => format!("long_of({x})"),
+        // Only values that fit reach a reader that accepts them.
+        (DType::I64, _) => format!("int_near({x})"),
+        _ => format!("int_of({x})"),
     }
 }
 

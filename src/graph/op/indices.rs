@@ -1,0 +1,51 @@
+//! Indices that kernels read: a run fails if one is outside its axis, as it does on the host.
+//!
+//! If bounds prove that all indices are inside, nothing is checked on the device. Indices that the
+//! caller gives are checked when they are written.
+
+use super::{OpResult, as_usize, pointwise};
+use crate::graph::bounds::Bounds;
+use crate::lower::{Call, LowerCx, Operand};
+use crate::num;
+use crate::shape::Dim;
+
+crate::kernel! {
+    pub(super) static KERNEL: TypedKernel<Args> = "check_indices" {
+        count, columns: U32; low, n0, n1, n2, n3, code: I32
+    } [x: In, fault: PartialOut Single]
+    .linear()
+}
+
+/// Operand `i`, whose elements are indices of axes of these sizes, for kernels: in 32 bits, and
+/// checked. Negative indices count from the end. If there are several sizes, the last axis of the
+/// operand has one index for each.
+pub(super) fn checked(cx: &mut LowerCx<'_>, i: usize, sizes: &[Dim]) -> OpResult<Operand> {
+    let x = pointwise::index(cx, i)?;
+    let bounds = cx.bounds(i)?;
+    let inside = |n: &Dim| {
+        let n = as_usize(n).map(|n| Bounds::indices(num::signed(n).into()));
+        n.zip(bounds).is_some_and(|(n, bounds)| bounds.within(n))
+    };
+    if sizes.iter().all(inside) {
+        return Ok(x);
+    }
+    let count = cx.shape(i)?.count()?;
+    let size = |i: usize| sizes.get(i).cloned().unwrap_or_else(|| 1.into());
+    let [n0, n1, n2, n3] = std::array::from_fn(size);
+    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let (fault, code) = cx.fault(i, &format!("indices of an axis of {}", list.join(", ")))?;
+    let args = Args {
+        x,
+        fault,
+        count: count.clone(),
+        columns: Dim::from_usize(sizes.len().max(1)),
+        low: 1.into(),
+        n0,
+        n1,
+        n2,
+        n3,
+        code,
+    };
+    cx.emit(Call::new(&KERNEL, 64).grid(count.ceil_div(64)?, 1, 1), args)?;
+    Ok(x)
+}
