@@ -10,6 +10,7 @@ use crate::memory;
 use pre::Pre;
 use std::collections::HashMap;
 use std::path::Path;
+use transformer_lite::unstable::backend::NOTE;
 use transformer_lite::unstable::error::Result;
 
 pub use description::{config_json, tokenizer_json};
@@ -34,8 +35,9 @@ const MERGES: &str = "tokenizer.ggml.merges";
 /// Bytes of memory that a token or a merge takes, roughly: as read and indexed, or as JSON.
 const ENTRY: usize = 640;
 
-/// Control tokens with these texts always end an answer.
-const ENDS: [&str; 9] = [
+/// Tokens with these texts always end an answer. They are control tokens, whatever type the file
+/// gives them.
+const ENDS: [&str; 12] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -43,6 +45,9 @@ const ENDS: [&str; 9] = [
     "<|end_of_text|>",
     "<|end|>",
     "<end_of_turn>",
+    "<end_of_utterance>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "[EOT]",
     "<EOT>",
     "<|EOT|>",
 ];
@@ -110,6 +115,8 @@ pub struct Vocabulary {
     chat_template: Option<String>,
     /// Further templates with their names.
     named_templates: Vec<(String, String)>,
+    /// Texts of [`ENDS`] that the file does not mark as control tokens.
+    mistyped: Vec<&'static str>,
 }
 
 fn missing_or<T>(g: &Gguf, key: &str, value: Result<Option<T>>) -> Result<T> {
@@ -126,11 +133,12 @@ impl Vocabulary {
         let merges = g.opt_strings(MERGES)?.unwrap_or_default();
         check_memory(tokens.len() + merges.len(), "the vocabulary")?;
         let mut tokens = tokens.to_vec();
-        let roles = roles(g, tokens.len())?;
+        let mut roles = roles(g, tokens.len())?;
         if model == "bert" {
             tokens = word_pieces(g, &tokens, &roles)?;
         }
         let index = indexed(g, &tokens)?;
+        let mistyped = retyped_ends(&index, &mut roles);
         let (kind, class, merges) = segmentation(g, model, &tokens, &roles, &index)?;
         // BERT puts classification and separator tokens around a text; GGUF spells the latter so.
         let (first, last): (_, &[_]) = match kind {
@@ -143,7 +151,7 @@ impl Vocabulary {
             eos.extend(id(name)?.filter(|v| !eos.contains(v)));
         }
         for id in ENDS.iter().filter_map(|text| index.get(text)) {
-            if roles.get(*id as usize) == Some(&Role::Control) && !eos.contains(id) {
+            if !eos.contains(id) {
                 eos.push(*id);
             }
         }
@@ -194,6 +202,7 @@ impl Vocabulary {
             add_bos,
             add_eos,
             strips_right,
+            mistyped,
         })
     }
 
@@ -201,6 +210,14 @@ impl Vocabulary {
     /// tokens.
     pub fn write(&self, context: usize, folder: &Path) -> Result<()> {
         check_memory(self.tokens.len() + self.merges.len(), "tokenizer.json")?;
+        if !self.mistyped.is_empty() {
+            log::warn!(
+                target: NOTE,
+                "the GGUF file does not mark {} as control tokens, which is an error of the file; \
+                 they end an answer anyway",
+                self.mistyped.join(", ")
+            );
+        }
         write_json(folder, "tokenizer.json", &tokenizer_json(self), false)?;
         write_json(folder, "tokenizer_config.json", &config_json(self, context), true)
     }
@@ -208,6 +225,19 @@ impl Vocabulary {
     fn text(&self, id: Option<u32>) -> Option<&str> {
         id.and_then(|id| self.tokens.get(id as usize)).map(String::as_str)
     }
+}
+
+/// Makes the tokens of [`ENDS`] control tokens. Returns those that the file marks otherwise.
+fn retyped_ends(index: &HashMap<&str, u32>, roles: &mut [Role]) -> Vec<&'static str> {
+    let mut mistyped = Vec::new();
+    for text in ENDS {
+        let role = index.get(text).and_then(|id| roles.get_mut(*id as usize));
+        if let Some(role) = role.filter(|role| **role != Role::Control) {
+            *role = Role::Control;
+            mistyped.push(text);
+        }
+    }
+    mistyped
 }
 
 /// Fails if there is too little memory for `entries` tokens and merges.

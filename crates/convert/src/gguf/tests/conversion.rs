@@ -156,6 +156,33 @@ fn configuration_files_tell_the_metadata() {
     assert_eq!(tokenizer["unk_token"], serde_json::Value::Null);
 }
 
+#[test]
+fn known_end_tokens_end_an_answer_whatever_their_type() {
+    let mut file = tiny("llama", Traits::default());
+    let mut roles = vec![1; VOCAB];
+    roles[1] = 3;
+    // `<|endoftext|>` as a normal token, `<|im_end|>` as one of the user.
+    roles[2] = 4;
+    file.set("tokenizer.ggml.token_type", Value::Array(Array::I32(roles)));
+    file.set("tokenizer.ggml.eos_token_id", Value::U32(1));
+    let (folder, _) = converted(&file);
+    let json = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(folder.path().join("out").join(name)).unwrap()).unwrap()
+    };
+    let generation = json("generation_config.json");
+    assert_eq!(generation["eos_token_id"], serde_json::json!([1, 2, 0]));
+    let tokenizer = json("tokenizer.json");
+    for (at, token) in tokenizer["added_tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .take(3)
+        .enumerate()
+    {
+        assert_eq!((&token["id"], &token["special"]), (&at.into(), &true.into()));
+    }
+}
+
 /// The error of a conversion, after a check that it left nothing behind.
 fn failure(file: &File) -> Error {
     let (folder, path) = written(file);
