@@ -295,6 +295,11 @@ impl Drop for Reply<'_> {
             self.messages.pop();
             return;
         }
+        if self.answer.finish() == Some(Finish::Stop) {
+            // A special token of a stop string has no text.
+            let special = |id: &u32| self.codec.tokenizer().is_special(*id);
+            while self.tokens.pop_if(|id| special(id)).is_some() {}
+        }
         // Tokens of a stop string, or of held-back text, have more text than was delivered.
         let text = self.codec.tokenizer().decode(&self.tokens);
         if text.is_ok_and(|text| text == self.text) {

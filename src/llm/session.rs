@@ -10,6 +10,7 @@ use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub struct GenerateOptions {
     /// Maximum number of tokens to generate. 0 generates none and feeds nothing.
     pub max_tokens: usize,
-    /// Strings that end the answer and are not part of it.
+    /// Strings that end the answer and are not part of it; they may contain special tokens.
     pub stop: StopStrings,
     /// Stops the answer from another thread.
     pub cancel: Cancel,
@@ -213,6 +214,7 @@ impl Session {
             generator,
             text: Some(self.codec.tokenizer().stream()),
             stop: options.stop.matcher(),
+            specials: options.stop.specials(self.codec.tokenizer()),
             cached: &mut self.cached,
             reused,
             finish: None,
@@ -227,6 +229,8 @@ pub struct Answer<'a> {
     /// `None` after the end or an error.
     text: Option<TextStream<'a>>,
     stop: StopMatcher,
+    /// Special tokens that occur in stop strings.
+    specials: BTreeMap<u32, String>,
     cached: &'a mut Vec<u32>,
     reused: usize,
     finish: Option<Finish>,
@@ -264,19 +268,27 @@ impl Answer<'_> {
             return Ok(None);
         };
         if let Some(token) = self.generator.next().transpose()? {
-            let text = self.stop.push(&text.push(token.id)?);
+            let mut piece = self.stop.push(&text.push(token.id)?);
+            if let Some(name) = self.specials.get(&token.id) {
+                piece += &special(&mut self.stop, text, name)?;
+            }
             if self.stop.found().is_some() {
                 self.text = None;
                 self.finish = Some(Finish::Stop);
             }
             return Ok(Some(Piece {
-                text,
+                text: piece,
                 token: Some(token),
                 log_probs: self.generator.log_probs().cloned(),
             }));
         }
         let rest = self.text.take().map(TextStream::finish).transpose()?;
         let mut text = self.stop.push(&rest.unwrap_or_default());
+        if let Some(Finish::Eos(id)) = self.generator.finish()
+            && let Some(name) = self.specials.get(&id)
+        {
+            text += &self.stop.push_special(name);
+        }
         if self.stop.found().is_some() {
             self.finish = Some(Finish::Stop);
         } else {
@@ -288,6 +300,19 @@ impl Answer<'_> {
             ..Piece::default()
         }))
     }
+}
+
+/// Matches the special token `name`. If it completes a stop string, the text that `text` holds is
+/// certain: it precedes the token.
+fn special(stop: &mut StopMatcher, text: &TextStream<'_>, name: &str) -> Result<String> {
+    let held = text.held()?;
+    let mut next = stop.clone();
+    let piece = next.push(&held) + &next.push_special(name);
+    if !held.is_empty() && next.found().is_none() {
+        return Ok(String::new());
+    }
+    *stop = next;
+    Ok(piece)
 }
 
 impl Iterator for Answer<'_> {

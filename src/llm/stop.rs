@@ -1,8 +1,12 @@
 //! Stop strings, matched across token boundaries.
 
+use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Strings that end an answer and are not part of it.
+/// Strings that end an answer and are not part of it. A special token in a string stands for that
+/// token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStrings(Vec<String>);
 
@@ -20,19 +24,32 @@ impl StopStrings {
         StopMatcher {
             strings: self.0.clone(),
             held: String::new(),
+            hidden: Vec::new(),
             found: None,
         }
+    }
+
+    /// The special tokens of `tokenizer` that occur in a string, with their names, by ID.
+    pub(super) fn specials(&self, tokenizer: &Tokenizer) -> BTreeMap<u32, String> {
+        if self.0.is_empty() {
+            return BTreeMap::new();
+        }
+        let mut all = tokenizer.specials();
+        all.retain(|_, name| !name.is_empty() && self.0.iter().any(|s| s.contains(name.as_str())));
+        all
     }
 }
 
 /// Looks for stop strings in a text that arrives in pieces. The result does not depend on how the
 /// text is split: it ends before the string that is completed first, or before the longest if
 /// several are completed together.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StopMatcher {
     strings: Vec<String>,
     /// Text that may be the start of a stop string.
     held: String,
+    /// Parts of `held` that are names of special tokens, which the text does not contain.
+    hidden: Vec<Range<usize>>,
     /// Index of the stop string that was found.
     found: Option<usize>,
 }
@@ -51,12 +68,33 @@ impl StopMatcher {
         });
         if let Some((_, start, i)) = ends.min() {
             self.found = Some(i);
-            self.held.truncate(start);
-            return std::mem::take(&mut self.held);
+            let text = self.split(start);
+            (self.held, self.hidden) = Default::default();
+            return text;
         }
-        let certain = self.held.len() - self.beginning();
-        let rest = self.held.split_off(certain);
-        std::mem::replace(&mut self.held, rest)
+        self.split(self.held.len() - self.beginning())
+    }
+
+    /// Takes a special token. Its name is matched like text, but never returned.
+    pub fn push_special(&mut self, name: &str) -> String {
+        let start = self.held.len();
+        self.hidden.push(start..start + name.len());
+        self.push(name)
+    }
+
+    /// Takes the first `len` bytes of what is held. Returns their text.
+    fn split(&mut self, len: usize) -> String {
+        let rest = self.held.split_off(len);
+        let start = std::mem::replace(&mut self.held, rest);
+        let (mut text, mut done) = (String::new(), 0);
+        for range in &mut self.hidden {
+            text.push_str(start.get(done..range.start.min(len)).unwrap_or_default());
+            done = range.end.min(len).max(done);
+            *range = range.start.saturating_sub(len)..range.end.saturating_sub(len);
+        }
+        text.push_str(start.get(done..).unwrap_or_default());
+        self.hidden.retain(|range| range.end > 0);
+        text
     }
 
     /// Length of the longest suffix of the held text that is a prefix of a stop string.
@@ -78,7 +116,7 @@ impl StopMatcher {
 
     /// Ends the text and returns the held text.
     pub fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        self.split(self.held.len())
     }
 }
 
@@ -147,6 +185,28 @@ mod tests {
         assert_eq!(matcher.push("a\n"), "a");
         assert!(matcher.found().is_none());
         assert_eq!(matcher.finish(), "\n", "what was held back is text after all");
+    }
+
+    #[test]
+    fn names_of_special_tokens_are_matched_but_not_shown() {
+        let stop = strings(&["<e>", "x<f>y"]);
+        let mut matcher = stop.matcher();
+        assert_eq!(matcher.push("ab"), "ab");
+        assert_eq!(matcher.push("x"), "");
+        assert_eq!(matcher.push_special("<f>"), "");
+        assert_eq!(matcher.push("zx"), "xz", "no stop string after all");
+        assert_eq!(matcher.push_special("<e>"), "x");
+        assert_eq!(matcher.found(), Some("<e>"));
+        let mut matcher = stop.matcher();
+        let pieces = [
+            matcher.push("abx"),
+            matcher.push_special("<f>"),
+            matcher.push("y"),
+        ];
+        assert_eq!((pieces.concat().as_str(), matcher.found()), ("ab", Some("x<f>y")));
+        let mut matcher = stop.matcher();
+        let pieces = [matcher.push("x"), matcher.push_special("<f>"), matcher.finish()];
+        assert_eq!(pieces, ["", "", "x"]);
     }
 
     #[test]

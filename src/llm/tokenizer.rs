@@ -7,6 +7,7 @@ use crate::limits::Limits;
 use crate::parallel;
 use crate::quota;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -161,6 +162,13 @@ impl Tokenizer {
         written.replace('\u{2581}', " ").into_bytes()
     }
 
+    /// The special tokens with their names, by ID.
+    pub(super) fn specials(&self) -> BTreeMap<u32, String> {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        let special = added.filter(|(_, token)| token.special);
+        special.map(|(id, token)| (id, token.content)).collect()
+    }
+
     /// True if both have the same tokens with the same IDs.
     pub fn has_tokens_of(&self, other: &Self) -> bool {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
@@ -270,6 +278,11 @@ impl TextStream<'_> {
 
     /// Ends the text and returns the held text.
     pub fn finish(self) -> Result<String> {
+        self.held()
+    }
+
+    /// The text that would be certain if no token followed.
+    pub(super) fn held(&self) -> Result<String> {
         let text = self.text()?;
         Ok(self.unseen(&text)?.to_owned())
     }

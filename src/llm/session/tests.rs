@@ -110,6 +110,35 @@ fn stop_strings_end_an_answer_wherever_tokens_are_cut() {
 }
 
 #[test]
+fn stop_strings_may_contain_special_tokens() {
+    // `ab<start>`, half a character, `<start>c<end>`.
+    let says = || {
+        FakeModel::new(258, 64, |cache| {
+            let says = [97, 98, 256, 0xc3, 256, 99];
+            says.get(cache.len() - 1).copied().unwrap_or(257)
+        })
+    };
+    for (stop, wanted, tokens, finish) in [
+        ("<start>", "ab", 3, Finish::Stop),
+        ("b<start>", "a", 3, Finish::Stop),
+        ("\u{fffd}<start>", "ab", 5, Finish::Stop),
+        ("<start><start>", "ab\u{fffd}c", 6, Finish::Eos(257)),
+        ("c<end>", "ab\u{fffd}", 6, Finish::Stop),
+        ("<end>", "ab\u{fffd}c", 6, Finish::Stop),
+        ("bc", "ab\u{fffd}c", 6, Finish::Eos(257)),
+    ] {
+        let mut f = fake(says());
+        let answer = f.session.generate([1].as_slice(), &options(20, &[stop])).unwrap();
+        let (texts, count, found) = pieces(answer);
+        assert_eq!(
+            (texts.concat().as_str(), count, found),
+            (wanted, tokens, Some(finish)),
+            "{stop}"
+        );
+    }
+}
+
+#[test]
 fn what_was_drafted_beyond_the_end_is_no_harm() {
     let mut f = fake(saying("abc abc abc abc.", 3));
     let draft = Speculation::fixed(Box::new(NgramDraft::default()), 4);

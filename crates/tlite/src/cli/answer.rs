@@ -28,7 +28,7 @@ pub struct AnswerOptions {
     max_tokens: Option<usize>,
     /// Stop before TEXT; can be given more than once
     ///
-    /// TEXT may span several tokens.
+    /// TEXT may span several tokens and contain special ones.
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Constrain the answer to the JSON schema in FILE
