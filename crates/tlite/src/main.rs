@@ -1,5 +1,5 @@
 //! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage,
-//! 130 interrupted.
+//! 130 interrupted, 128 plus the number of another signal that ended it.
 #![warn(
     clippy::expect_used,
     clippy::panic,

@@ -114,6 +114,17 @@ fn awq_is_exact() {
     }
 }
 
+#[test]
+fn the_chat_template_for_tools_is_kept() {
+    let (dir, input) = awq(32).1.write();
+    let name = "additional_chat_templates/tool_use.jinja";
+    std::fs::create_dir(input.join("additional_chat_templates")).unwrap();
+    std::fs::write(input.join(name), "tools").unwrap();
+    let out = dir.path().join("out");
+    convert(&input, &out, &mut |_| ()).unwrap();
+    assert_eq!(std::fs::read_to_string(out.join(name)).unwrap(), "tools");
+}
+
 /// `tests/data/quantized/make.py` wrote the file by `AutoGPTQ` and `AutoAWQ`.
 #[test]
 fn files_of_the_public_packages_are_read_as_these_read_them() {

@@ -247,7 +247,7 @@ pub fn markdown() -> String {
          standard output; notes, progress and figures go to standard error. `tlite completions SHELL` prints a \
          completion script, and `tlite man DIR` writes man pages.",
     );
-    out += "\n| exit code | meaning |\n|---|---|\n| 0 | done |\n| 1 | failed |\n| 2 | wrong usage |\n| 130 | interrupted |\n";
+    out += "\n| exit code | meaning |\n|---|---|\n| 0 | done |\n| 1 | failed |\n| 2 | wrong usage |\n| 129, 143 | ended by SIGHUP or SIGTERM |\n| 130 | interrupted by Ctrl-C |\n";
     out += "\n| variable | meaning |\n|---|---|\n";
     for (name, meaning) in VARIABLES {
         out += &format!("| `{name}` | {meaning} |\n");

@@ -1,4 +1,5 @@
-//! Ctrl-C: stops an answer or shows a hint first, then ends the program.
+//! Signals. Ctrl-C stops an answer or shows a hint first, then ends the program. `SIGTERM` and
+//! `SIGHUP` end it at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::Cancel;
 use transformer_lite_convert::new_folder::set_aside;
 
-/// Exit code after Ctrl-C: 128 plus the number of the signal.
+/// Exit code after Ctrl-C: 128 plus the number of the signal, as for other signals.
 pub const INTERRUPTED: u8 = 130;
 /// How long the end of the program waits for output to be flushed.
 const FLUSH: Duration = Duration::from_millis(500);
@@ -25,8 +26,17 @@ struct State {
 }
 
 impl State {
-    /// Handles a signal. False if the program must end.
-    fn signal(&self) -> bool {
+    /// Handles a signal with the exit code `code`.
+    fn handle(&self, code: u8) {
+        if code != INTERRUPTED || !self.interrupt() {
+            self.remove_scratch();
+            self.part();
+            end(code);
+        }
+    }
+
+    /// Handles Ctrl-C. False if the program must end.
+    fn interrupt(&self) -> bool {
         if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
             return true;
         }
@@ -73,7 +83,7 @@ impl State {
 
 /// Ends the program at once, without exit handlers: those of drivers can crash threads that still
 /// work inside the driver.
-fn end() -> ! {
+fn end(code: u8) -> ! {
     use std::io::Write;
     // Another thread may hold the lock of a stream while it waits for input.
     let (done, waiting) = std::sync::mpsc::channel();
@@ -89,29 +99,57 @@ fn end() -> ! {
             fn _exit(code: std::ffi::c_int) -> !;
         }
         // SAFETY: POSIX allows `_exit` in any thread at any time. It does not touch memory.
-        unsafe { _exit(INTERRUPTED.into()) }
+        unsafe { _exit(code.into()) }
     }
     #[cfg(not(unix))]
-    std::process::exit(INTERRUPTED.into())
+    std::process::exit(code.into())
 }
 
-/// The handler of Ctrl-C.
+/// Calls [`State::handle`] for each signal from now on.
+#[cfg(unix)]
+fn listen(state: Arc<State>) -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let failed = |e| Error::caused(Stage::Run, "cannot install the signal handlers", e);
+    let hangup = (!ignores(SIGHUP)).then_some(SIGHUP);
+    let signals = [SIGINT, SIGTERM].into_iter().chain(hangup);
+    let mut signals = signal_hook::iterator::Signals::new(signals).map_err(failed)?;
+    let listen = move || {
+        for signal in signals.forever() {
+            state.handle(u8::try_from(128 + signal).unwrap_or(INTERRUPTED));
+        }
+    };
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    thread.spawn(listen).map(drop).map_err(failed)
+}
+
+/// True if this process was started with the signal `number` ignored, as by `nohup`. It is ignored
+/// from now on, until it gets a handler.
+#[cfg(unix)]
+fn ignores(number: std::ffi::c_int) -> bool {
+    const IGNORE: usize = 1;
+    unsafe extern "C" {
+        #[link_name = "signal"]
+        fn set_handler(number: std::ffi::c_int, handler: usize) -> usize;
+    }
+    // SAFETY: `SIG_IGN`, which is 1 on all systems, is a valid handler for each signal.
+    unsafe { set_handler(number, IGNORE) == IGNORE }
+}
+
+/// Calls [`State::handle`] for each Ctrl-C from now on, and when the console is closed.
+#[cfg(not(unix))]
+fn listen(state: Arc<State>) -> Result<()> {
+    ctrlc::set_handler(move || state.handle(INTERRUPTED))
+        .map_err(|e| Error::caused(Stage::Run, "cannot install the Ctrl-C handler", e))
+}
+
+/// The handler of signals.
 pub struct Interrupt(Arc<State>);
 
 impl Interrupt {
-    /// Installs the handler. Fails the second time in a process.
+    /// Installs the handler. To be called once in a process.
     pub fn install() -> Result<Self> {
         let state = Arc::new(State::default());
-        let seen = state.clone();
-        let handler = move || {
-            if !seen.signal() {
-                seen.remove_scratch();
-                seen.part();
-                end();
-            }
-        };
-        ctrlc::set_handler(handler)
-            .map_err(|e| Error::caused(Stage::Run, "cannot install the Ctrl-C handler", e))?;
+        listen(state.clone())?;
         Ok(Self(state))
     }
 
@@ -122,8 +160,13 @@ impl Interrupt {
         Generating(&self.0)
     }
 
-    /// While the guard exists, `path`, an unfinished file or folder, is removed if Ctrl-C ends the
-    /// program. Dropping the guard removes nothing.
+    /// True if Ctrl-C stopped the last generation.
+    pub fn stopped(&self) -> bool {
+        self.0.cancel.is_cancelled()
+    }
+
+    /// While the guard exists, `path`, an unfinished file or folder, is removed if a signal ends
+    /// the program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
         self.0
             .scratch
@@ -136,7 +179,7 @@ impl Interrupt {
         }
     }
 
-    /// While the guard exists, `message` is called before Ctrl-C ends the program, for example to
+    /// While the guard exists, `message` is called before a signal ends the program, for example to
     /// print partial results. Work continues meanwhile.
     pub fn parting(&self, message: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(message));
@@ -212,15 +255,15 @@ mod tests {
     #[test]
     fn the_first_signal_ends_a_generation_and_the_second_the_program() {
         let interrupt = Interrupt::without_handler();
-        assert!(!interrupt.0.signal(), "outside of generation");
+        assert!(!interrupt.0.interrupt(), "outside of generation");
         for _ in 0..2 {
             let generating = interrupt.generating();
             let flag = generating.flag();
             assert!(!flag.is_cancelled(), "an old signal does not count");
-            assert!(interrupt.0.signal() && flag.is_cancelled());
-            assert!(!interrupt.0.signal());
+            assert!(interrupt.0.interrupt() && flag.is_cancelled());
+            assert!(!interrupt.0.interrupt());
         }
-        assert!(!interrupt.0.signal());
+        assert!(!interrupt.0.interrupt());
     }
 
     #[test]
@@ -232,12 +275,12 @@ mod tests {
             let hinting = interrupt.hinting(move || {
                 seen.fetch_add(1, Ordering::SeqCst);
             });
-            assert!(interrupt.0.signal());
-            assert!(!interrupt.0.signal(), "the second one ends the program");
+            assert!(interrupt.0.interrupt());
+            assert!(!interrupt.0.interrupt(), "the second one ends the program");
             assert_eq!(hints.load(Ordering::SeqCst), round);
             drop(hinting);
             drop(interrupt.hinting(|| panic!("the prompt is over")));
-            assert!(!interrupt.0.signal());
+            assert!(!interrupt.0.interrupt());
         }
     }
 

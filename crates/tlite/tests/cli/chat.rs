@@ -608,11 +608,45 @@ fn answers_in_a_file_hold_no_control_sequences() {
 #[test]
 fn signals_at_the_prompt_restore_the_terminal() {
     let home = tempfile::tempdir().unwrap();
-    for signal in [Signal::TERM, Signal::INT] {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let mut chat = Chat::ready(Start::at(home.path()));
         assert!(!chat.is_sane(), "an editor reads keys");
         let id = Pid::from_raw(i32::try_from(chat.child.id()).unwrap()).unwrap();
         kill_process(id, signal).unwrap();
-        chat.ends_with(130);
+        chat.ends_with(code);
+    }
+}
+
+#[test]
+fn signals_end_a_piped_chat_and_other_answers() {
+    let (_dir, model) = model();
+    let (chat, generate) = (&["chat", "--no-history"][..], &["generate", "--prompt", "hi"][..]);
+    for (command, signals, code) in [
+        (chat, &[Signal::TERM][..], 143),
+        (chat, &[Signal::HUP][..], 129),
+        (chat, &[Signal::INT][..], 130),
+        (chat, &[Signal::INT, Signal::INT][..], 130),
+        (generate, &[Signal::TERM][..], 143),
+        (generate, &[Signal::INT][..], 130),
+    ] {
+        let mut child = tlite_testing::command()
+            .args(command)
+            .arg(&model)
+            .args(["--backend", "host", "--temp", "0", "--logit-bias", A])
+            .args(["-q", "--context-shift", "-n", "100000"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = child.stdin.as_mut().unwrap().write_all(b"one\ntwo\nthree\n");
+        lines.unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let id = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        for signal in signals {
+            kill_process(id, *signal).unwrap();
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{command:?} {signals:?}");
+        assert!(output.stdout.iter().filter(|b| **b == b'\n').count() <= 1);
     }
 }

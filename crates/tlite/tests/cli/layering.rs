@@ -191,7 +191,7 @@ fn dependencies_stay_in_their_folders() {
         (&["ureq"], "crates/convert/src/models/hub"),
         (&["sha2"], "crates/convert/src/models"),
         (
-            &["clap", "indicatif", "ctrlc", "terminal_size"],
+            &["clap", "indicatif", "ctrlc", "signal_hook", "terminal_size"],
             "crates/tlite/src/cli|crates/tlite/src/main.rs",
         ),
         (&["reedline", "anstream", "anstyle"], "crates/tlite/src/cli/chat"),

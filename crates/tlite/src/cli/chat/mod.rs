@@ -43,7 +43,7 @@ Examples:
 ///
 /// On a terminal, chat has line editing and a history, and pasted text is one message. Type `/help`
 /// for the commands of a chat. Ctrl-C stops an answer. If standard input is not a terminal, each
-/// line is a message or a command.
+/// line is a message or a command, and Ctrl-C ends the chat.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite chat [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -101,7 +101,7 @@ struct About {
 enum Ended {
     /// `/exit` or the end of the input.
     Done,
-    /// Ctrl-C, twice at the prompt.
+    /// Ctrl-C, twice at the prompt, or once if the input is not a terminal.
     Interrupted,
 }
 
@@ -110,6 +110,10 @@ impl Talk<'_> {
     fn run(&mut self, source: &mut dyn Source, console: &mut Console<'_>) -> Result<Ended> {
         let mut hinted = false;
         loop {
+            // Nobody is there who could stop the rest of the input.
+            if !console.looks.interactive && self.interrupt.stopped() {
+                return Ok(Ended::Interrupted);
+            }
             let (text, quoted) = match source.read()? {
                 Input::End => return Ok(Ended::Done),
                 Input::Interrupt if hinted => return Ok(Ended::Interrupted),
