@@ -2,18 +2,25 @@
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, Python's methods work,
 //! values and JSON are written as in Python, and `raise_exception` and `strftime_now` exist.
-//! Differences: `~` writes booleans in lower case, pairs are printed as lists, a loop over `none`
-//! is empty, and calls do not unpack arguments with `*` or `**`.
+//! What is not supported is an error.
 //!
 //! Templates and the values that they read are untrusted. A template is compiled and rendered on a
 //! thread of its own with a stack of fixed size, and its work is counted (`guard`), so that it ends
 //! with an error before it takes too much time, memory or stack.
 
+mod call;
 mod date;
+mod engine;
+mod filters;
 mod guard;
 mod meter;
+mod objects;
+mod printf;
 mod python;
+mod sequences;
 mod source;
+mod strformat;
+mod text;
 
 use super::folder::{ModelFolder, TemplateSource};
 use crate::cancel::Cancel;
@@ -22,18 +29,15 @@ use crate::files::read::{if_exists, read_file};
 use crate::limits::Limits;
 use crate::parallel;
 use crate::quota;
-use date::strftime;
+use engine::{compiled, environment, syntax};
 use meter::{Meter, Stopped};
-use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
-use minijinja::syntax::SyntaxConfig;
+use minijinja::machinery::{eval, make_string_output};
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, Value};
+use minijinja::{AutoEscape, Value};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,65 +291,6 @@ fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
         .map_err(|_| Error::internal(Stage::Text, "the chat template made its engine panic"))
 }
 
-/// What Hugging Face templates expect.
-fn syntax() -> Result<SyntaxConfig, minijinja::Error> {
-    SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()
-}
-
-/// The functions, filters and formats that templates expect, counting with `meter`.
-fn environment(meter: &Arc<Meter>) -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_debug(false);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    let counting = meter.clone();
-    environment.set_formatter(move |out, state, value| {
-        let weight = counting.weigh(value)?;
-        if *state.auto_escape() != AutoEscape::None {
-            counting.charge(weight.units.saturating_mul(guard::SLOW))?;
-        }
-        python::format(out, state, value)
-    });
-    environment.add_filter("tojson", python::to_json);
-    environment.add_filter("string", |value: Value| python::text(&value));
-    // In Python, None is not iterable.
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
-    environment.add_function(
-        "raise_exception",
-        |mut what: String| -> Result<Value, minijinja::Error> {
-            let mut cuts = (0..=MAX_RAISED.min(what.len())).rev();
-            what.truncate(cuts.find(|n| what.is_char_boundary(*n)).unwrap_or_default());
-            let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, what.clone());
-            Err(error.with_source(Raised(what)))
-        },
-    );
-    let counting = meter.clone();
-    environment.add_function("strftime_now", move |format: String| {
-        counting.charge(meter::units(format.len()).saturating_mul(meter::NODE))?;
-        strftime(&format, SystemTime::now())
-    });
-    guard::install(&mut environment, meter);
-    environment
-}
-
-type Blocks<'s> = BTreeMap<&'s str, Instructions<'s>>;
-
-/// The instructions of a template and of its blocks.
-fn compiled(source: &str) -> Result<(Instructions<'_>, Blocks<'_>), minijinja::Error> {
-    let mut generator = CodeGenerator::new(NAME, source);
-    generator.compile_stmt(&parse(source, NAME, syntax()?)?);
-    let (main, blocks) = generator.finish();
-    let mut counting = Blocks::new();
-    for (name, block) in blocks {
-        counting.insert(name, guard::guarded(&block)?);
-    }
-    Ok((guard::guarded(&main)?, counting))
-}
-
 /// The error for a template that failed within `limits`: `what` it did, unless the cause says more.
 fn refusal(path: &Path, what: &str, e: minijinja::Error, limits: &Limits) -> Error {
     let exceeded = |what: &str| {
@@ -391,6 +336,8 @@ fn refusal(path: &Path, what: &str, e: minijinja::Error, limits: &Limits) -> Err
 
 #[cfg(test)]
 mod hostile_tests;
+#[cfg(test)]
+mod reference_tests;
 
 #[cfg(test)]
 mod tests {
@@ -497,8 +444,6 @@ mod tests {
         assert_carries(cause(&e), &["nosuch"]);
         let e = render("{% for %}", &[]).unwrap_err();
         assert_error(&e, ErrorKind::InvalidFile, &["tokenizer_config.json"]);
-        let e = render("{{ strftime_now('%Q') }}", &[]).unwrap_err();
-        assert_carries(cause(&e), &["`%Q`"]);
     }
 
     #[test]
@@ -537,5 +482,14 @@ mod tests {
         assert!(ChatTemplate::find(&f).unwrap().is_none());
         let e = ChatTemplate::load(&f).err().unwrap();
         assert_error(&e, ErrorKind::NoTemplate, &[&dir.path().display().to_string()]);
+    }
+
+    #[test]
+    fn line_ends_are_line_feeds() {
+        let text = "a\r\n{% if true %}\r\nb{{ 'c\r\nd\re' }}\r{% endif %}\r\n\r\n";
+        assert_eq!(render(text, &[Message::user("")]).unwrap(), "a\nbc\nd\ne\n");
+        // Values keep theirs.
+        let text = "{{ messages[0].content }}{{ '\\r\\n' }}";
+        assert_eq!(render(text, &[Message::user("\r\n\r")]).unwrap(), "\r\n\r\r\n");
     }
 }

@@ -5,14 +5,25 @@
 //! makes a value, another filter looks at the result. Lazy lists are made plain ones, because each
 //! level of laziness takes stack when the list is read or dropped.
 
+use super::call::refuse;
 use super::meter::{Meter, NODE, Stopped, Weight, units};
+use super::objects::View;
+use super::printf::percent;
+use super::{objects, python, text};
 use minijinja::machinery::{Instruction, Instructions};
-use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Value};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Filters under names that no template can write.
 const BEFORE: &str = "#before";
+const BEFORE_ALL: &str = "#before_all";
+const PERCENT: &str = "#%";
+const CONCATENATE: &str = "#~";
+const NEGATIVE: &str = "#-";
+const ATTRIBUTE: &str = "#.";
+const PACK: &str = "#pack";
 const MADE: &str = "#made";
 const LISTED: &str = "#listed";
 
@@ -61,7 +72,7 @@ const HEAD: [&str; 7] = ["|length", "|count", "|first", "|last", "|default", "|d
 const SHALLOW: [&str; 6] = ["|list", "|reverse", "|items", ".items", ".keys", ".values"];
 
 /// Filters that keep a text a text; others make a list of its characters.
-const OF_TEXT: [&str; 22] = [
+const OF_TEXT: [&str; 32] = [
     "|length",
     "|count",
     "|first",
@@ -80,10 +91,20 @@ const OF_TEXT: [&str; 22] = [
     "|tojson",
     "|e",
     "|escape",
+    "|forceescape",
     "|indent",
     "|format",
     "|int",
     "|float",
+    "|center",
+    "|filesizeformat",
+    "|pprint",
+    "|striptags",
+    "|truncate",
+    "|urlencode",
+    "|wordcount",
+    "|wordwrap",
+    "|attr",
 ];
 
 /// Work per byte of what handles texts character by character.
@@ -91,22 +112,44 @@ pub(super) const SLOW: u64 = 4;
 
 /// Adds the filters that count to `environment`, and removes builtins whose cost has no bound.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for name in ["chain", "zip", "pprint"] {
+    for name in ["chain", "zip"] {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
+    for (name, reversed) in [(BEFORE, true), (BEFORE_ALL, false)] {
+        let counting = meter.clone();
+        environment.add_filter(
+            name,
+            move |Rest(all): Rest<ValueOrKwargs>| -> Result<Value, Error> {
+                let mut all: Vec<Value> = all.into_iter().map(ValueOrKwargs::into_value).collect();
+                let what = all.pop().unwrap_or_default();
+                before(&counting, what.as_str().unwrap_or_default(), &all)?;
+                if what.as_str() == Some("*") {
+                    repetitions(&mut all);
+                }
+                // `UnpackList` puts the first item on top.
+                if reversed {
+                    all.reverse();
+                }
+                Ok(Value::from(Tuple::from(all)))
+            },
+        );
+    }
     let counting = meter.clone();
-    environment.add_filter(
-        BEFORE,
-        move |Rest(all): Rest<ValueOrKwargs>| -> Result<Value, Error> {
-            let mut all: Vec<Value> = all.into_iter().map(ValueOrKwargs::into_value).collect();
-            let what = all.pop().unwrap_or_default();
-            before(&counting, what.as_str().unwrap_or_default(), &all)?;
-            // `UnpackList` puts the first item on top.
-            all.reverse();
-            Ok(Value::from(Tuple::from(all)))
-        },
-    );
+    environment.add_filter(PERCENT, move |left: Value, right: Value| {
+        percent(&counting, &left, &right)
+    });
+    let counting = meter.clone();
+    environment.add_filter(ATTRIBUTE, move |subject: Value, name: String| {
+        objects::attribute(&counting, &subject, &name)
+    });
+    environment.add_filter(PACK, |Rest(all): Rest<ValueOrKwargs>| {
+        pack(all.into_iter().map(ValueOrKwargs::into_value).collect())
+    });
+    environment.add_filter(NEGATIVE, |value: Value| python::negative(&value));
+    environment.add_filter(CONCATENATE, |left: Value, right: Value| -> Result<Value, Error> {
+        Ok(Value::from(python::text(&left)? + &python::text(&right)?))
+    });
     let counting = meter.clone();
     environment.add_filter(MADE, move |value: ValueOrKwargs| -> Result<Value, Error> {
         let value = plain(&counting, value.into_value())?;
@@ -123,6 +166,66 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     });
 }
 
+/// The arguments of a macro that has the parameters `varargs` and `kwargs`, in the order in which
+/// they are unpacked. The last of `given` are the names of its parameters.
+fn pack(mut given: Vec<Value>) -> Result<Value, Error> {
+    let names: Vec<Value> = given.pop().unwrap_or_default().try_iter()?.collect();
+    let named = given.pop_if(|last| last.is_kwargs()).unwrap_or_default();
+    let mut named: Vec<[Value; 2]> = python::items(&named).collect();
+    let caller = named.iter().position(|[key, _]| key.as_str() == Some("caller"));
+    let caller = caller.map(|at| named.swap_remove(at));
+    let mut given = given.into_iter();
+    let mut all = Vec::new();
+    for name in names.get(..names.len().saturating_sub(2)).unwrap_or_default() {
+        let at = named.iter().position(|[key, _]| key == name);
+        let by_name = at.map(|at| named.remove(at)).map(|[_, value]| value);
+        all.push(match (given.next(), by_name) {
+            (Some(_), Some(_)) => return refuse(format!("two values for the argument `{name}`")),
+            (value, by_name) => value.or(by_name).unwrap_or_default(),
+        });
+    }
+    all.push(Value::from(Tuple::from(given.collect::<Vec<_>>())));
+    all.push(Value::from_pairs(
+        named.into_iter().map(|[key, value]| (key, value)),
+    ));
+    let caller = caller.map(|[_, value]| ("caller".to_owned(), value));
+    all.push(Value::from(caller.into_iter().collect::<Kwargs>()));
+    all.reverse();
+    Ok(Value::from(Tuple::from(all)))
+}
+
+/// The parameters of macros that have `varargs` and `kwargs`, by name.
+fn variadic<'s>(from: &Instructions<'s>) -> BTreeMap<&'s str, Value> {
+    let mut macros = BTreeMap::new();
+    for at in 1u32.. {
+        let (Some(before), Some(instruction)) = (from.get(at - 1), from.get(at)) else {
+            break;
+        };
+        if let (Instruction::LoadConst(names), Instruction::BuildMacro(name, ..)) = (before, instruction)
+            && let Some(end) = names.len().and_then(|len| len.checked_sub(2))
+            && let Ok(last) = names.get_item(&Value::from(end))
+            && last.as_str() == Some("varargs")
+        {
+            macros.insert(*name, names.clone());
+        }
+    }
+    macros
+}
+
+/// Turns counts of repetitions that the engine refuses into such that it knows.
+fn repetitions(operands: &mut [Value]) {
+    let repeats = operands
+        .iter()
+        .any(|value| !matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    for value in operands {
+        match python::integer(value) {
+            Some(count) if repeats => *value = Value::from(count.max(0)),
+            Some(number) if value.kind() == ValueKind::Bool => *value = Value::from(number),
+            _ => {}
+        }
+    }
+}
+
 /// Counts a value that was made; a lazy list becomes a plain one.
 fn plain(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.touch(&value)?;
@@ -130,6 +233,7 @@ fn plain(meter: &Meter, value: Value) -> Result<Value, Error> {
         ValueKind::Seq if value.is_tuple() || value.downcast_object_ref::<Vec<Value>>().is_some() => {
             Ok(value)
         }
+        ValueKind::Iterable if value.downcast_object_ref::<View>().is_some() => Ok(value),
         ValueKind::Seq | ValueKind::Iterable => {
             let mut items = Vec::new();
             for item in value.try_iter()? {
@@ -161,6 +265,11 @@ fn before(meter: &Meter, what: &str, operands: &[Value]) -> Result<(), Error> {
             };
             meter.charge(size.saturating_mul(times).saturating_add(NODE))
         }
+        ("for", [none]) if none.is_none() => refuse("none cannot be iterated over"),
+        ("<", [a, b]) => {
+            python::check_comparable(a, b)?;
+            before(meter, "==", operands)
+        }
         ("+" | "for" | "unpack" | "[:]", _) => each(shallow),
         ("[]", [container, key]) => {
             deep(meter, key)?;
@@ -169,7 +278,7 @@ fn before(meter: &Meter, what: &str, operands: &[Value]) -> Result<(), Error> {
                 _ => meter.touch(container),
             }
         }
-        ("=", [value, _]) => storable(meter, value),
+        ("=", [value, _]) => objects::storable(meter, value),
         ("==", [a, b]) if is_plain(a) || is_plain(b) => each(Meter::touch),
         ("in", [needle, all]) if is_plain(needle) => {
             let times = if all.kind() == ValueKind::Map {
@@ -182,27 +291,7 @@ fn before(meter: &Meter, what: &str, operands: &[Value]) -> Result<(), Error> {
         }
         // The engine divides by their number.
         (".cycle", [_]) => Err(Error::new(ErrorKind::MissingArgument, "cycle takes an argument")),
-        (".replace" | "|replace", [subject, from, to, ..]) => {
-            let (all, new) = (meter.weigh(subject)?.units, meter.weigh(to)?.units);
-            deep(meter, from)?;
-            let times = match (subject.as_str(), from.as_str()) {
-                (Some(text), Some(from)) => units(text.matches(from).count()),
-                _ => all,
-            };
-            meter.charge(times.saturating_mul(new.saturating_sub(NODE)))
-        }
-        (".format" | "|format", [format, arguments @ ..]) => {
-            let mut all = 0u64;
-            for value in operands {
-                all = all.saturating_add(meter.weigh(value)?.units);
-            }
-            meter.charge(format_units(format.as_str().unwrap_or_default(), arguments, all))
-        }
-        (".join", [separator, list]) => {
-            each(deep)?;
-            meter.charge(items(list).saturating_mul(first_level(separator)))
-        }
-        (".split" | "|split", [_, ..]) => {
+        ("|split", [_, ..]) => {
             each(Meter::touch)?;
             let all = text(0).unwrap_or_default();
             let pieces = match text(1) {
@@ -210,10 +299,6 @@ fn before(meter: &Meter, what: &str, operands: &[Value]) -> Result<(), Error> {
                 None => all.matches(char::is_whitespace).count(),
             };
             meter.charge(units(pieces).saturating_mul(NODE))
-        }
-        (".splitlines", [text, ..]) => {
-            meter.touch(text)?;
-            meter.charge(lines(text.as_str().unwrap_or_default()).saturating_mul(NODE))
         }
         (_, [subject, arguments @ ..]) if what.starts_with(['|', '.']) => {
             filter(meter, what, subject, arguments)
@@ -264,27 +349,15 @@ fn filter(meter: &Meter, what: &str, subject: &Value, arguments: &[Value]) -> Re
         None => items(subject),
     };
     let extra = match what {
-        "|map" if arguments.iter().any(|v| v.as_str() == Some("format")) => {
-            let mut all = 0u64;
-            meter.visit(subject, &mut |value| {
-                let format = value.as_str().unwrap_or_default();
-                all = all.saturating_add(format_units(format, arguments, given));
-                Ok(0)
-            })?;
-            all
-        }
         // Each use of the inner filter may multiply its operand by an argument.
         "|map" if positional > 0 => whole.units.saturating_mul(size.saturating_add(1)),
         "|tojson" => (whole.units / NODE)
             .saturating_mul(units(whole.depth))
             .saturating_mul(size),
-        "|indent" => lines(subject.as_str().unwrap_or_default()).saturating_mul(size),
         "|batch" | "|slice" => size.saturating_mul(NODE),
         "|sort" | "|groupby" | "|unique" | "|dictsort" => whole.units.saturating_mul(16),
         // Lists are joined one by one.
         "|sum" if whole.depth > 2 => whole.units.saturating_mul(each),
-        // Each character may be compared with each of the argument.
-        "|trim" | ".strip" | ".lstrip" | ".rstrip" => whole.units.saturating_mul(size),
         "|upper" | "|lower" | "|title" | "|capitalize" | ".upper" | ".lower" | ".title" | ".capitalize" => {
             whole.units.saturating_mul(SLOW)
         }
@@ -308,10 +381,6 @@ fn items(value: &Value) -> u64 {
     } else {
         value.len().map_or(1, units)
     }
-}
-
-fn lines(text: &str) -> u64 {
-    units(text.matches('\n').count()).saturating_add(1)
 }
 
 /// The work of reading a text, or the items of a list without what they contain.
@@ -339,50 +408,20 @@ fn magnitude(value: &Value) -> u64 {
     }
 }
 
-/// Upper bound on the bytes that a format string produces: no field is wider than the largest
-/// number in the string plus the size of all arguments.
-fn format_units(format: &str, arguments: &[Value], all: u64) -> u64 {
-    let numbers = format
-        .split(|c: char| !c.is_ascii_digit())
-        .filter(|digits| !digits.is_empty());
-    let mut width = numbers
-        .map(|digits| digits.parse().unwrap_or(u64::MAX))
-        .max()
-        .unwrap_or(0);
-    if format.contains('*') {
-        width = arguments.iter().map(magnitude).fold(width, u64::max);
-    }
-    let fields = units(format.matches(['%', '{']).count());
-    fields.saturating_mul(width.saturating_add(all))
-}
-
-/// Counts a value that is stored in a namespace. It must hold no namespace: a cycle would never be
-/// freed.
-fn storable(meter: &Meter, value: &Value) -> Result<(), Error> {
-    let mut place = |value: &Value| {
-        let namespace = value
-            .as_object()
-            .is_some_and(|object| object.type_name().ends_with("::Namespace"));
-        if namespace {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "a namespace cannot hold a namespace",
-            ));
-        }
-        Ok(NODE)
-    };
-    meter.visit(value, &mut place).map(drop)
-}
-
-/// The instructions `from`, counting. Unpacking with `*` and `**` is refused.
+/// The instructions `from`, counting.
 pub(super) fn guarded<'s>(from: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     let mut code = Vec::new();
     // Where each instruction went.
     let mut places = Vec::new();
+    let macros = variadic(from);
     let mut at = 0;
     while let Some(instruction) = from.get(at) {
         places.push(position(code.len())?);
-        expand(instruction, &mut |new| code.push((new, at)))?;
+        let names = match instruction {
+            Instruction::CallFunction(name, _) => macros.get(name),
+            _ => None,
+        };
+        expand(instruction, names, &mut |new| code.push((new, at)))?;
         at += 1;
     }
     places.push(position(code.len())?);
@@ -403,6 +442,10 @@ pub(super) fn guarded<'s>(from: &Instructions<'s>) -> Result<Instructions<'s>, E
     Ok(out)
 }
 
+fn count(operands: usize) -> Result<u16, Error> {
+    u16::try_from(operands).map_err(|_| Stopped::Bound("it is too long").into())
+}
+
 fn position(at: usize) -> Result<u32, Error> {
     u32::try_from(at).map_err(|_| Stopped::Bound("it is too long").into())
 }
@@ -420,9 +463,17 @@ fn target<'a>(instruction: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
     }
 }
 
-/// Passes `instruction` with its guards to `add`.
-fn expand<'s>(instruction: &Instruction<'s>, add: &mut dyn FnMut(Instruction<'s>)) -> Result<(), Error> {
+/// Passes `instruction` with its guards to `add`. A call of a macro that has `varargs` is given the
+/// names of its parameters.
+fn expand<'s>(
+    instruction: &Instruction<'s>,
+    names: Option<&Value>,
+    add: &mut dyn FnMut(Instruction<'s>),
+) -> Result<(), Error> {
     use Instruction as I;
+    if let (Some(names), I::CallFunction(name, given)) = (names, instruction) {
+        return call_packed(name, *given, names, add);
+    }
     // What is done, how many operands it has, and the filter for the result.
     let (what, operands, result) = match instruction {
         // Text counts where values do.
@@ -434,12 +485,20 @@ fn expand<'s>(instruction: &Instruction<'s>, add: &mut dyn FnMut(Instruction<'s>
         I::Add => ("+".to_owned(), 2, Some(LISTED)),
         I::Mul => ("*".to_owned(), 2, Some(LISTED)),
         I::StringConcat => ("~".to_owned(), 2, Some(LISTED)),
+        I::Rem => ("%".to_owned(), 2, Some(LISTED)),
+        I::MergeKwargs(n) => ("unpack".to_owned(), count(*n)?, Some(MADE)),
+        I::UnpackLists(n) => ("unpack".to_owned(), count(*n)?, None),
         I::Slice => ("[:]".to_owned(), 4, Some(LISTED)),
         I::GetItem => ("[]".to_owned(), 2, None),
         I::SetAttr(_) => ("=".to_owned(), 2, None),
         I::In => ("in".to_owned(), 2, None),
-        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte | I::CompareAndPreserve(_) => {
-            ("==".to_owned(), 2, None)
+        I::Gt | I::Gte | I::Lt | I::Lte => ("<".to_owned(), 2, None),
+        I::Eq | I::Ne | I::CompareAndPreserve(_) => ("==".to_owned(), 2, None),
+        I::Neg => (String::new(), 0, Some(LISTED)),
+        I::GetAttr(name) if text::is_method(name) => {
+            add(I::LoadConst(Value::from(*name)));
+            add(I::ApplyFilter(ATTRIBUTE, Some(2), BY_NAME));
+            return Ok(());
         }
         I::UnpackList(_) => ("unpack".to_owned(), 1, None),
         I::PushLoop(_) | I::FastRecurse => ("for".to_owned(), 1, None),
@@ -454,28 +513,59 @@ fn expand<'s>(instruction: &Instruction<'s>, add: &mut dyn FnMut(Instruction<'s>
         I::ApplyFilter(name, Some(n), _) => (format!("|{name}"), *n, Some(result_filter('|', name))),
         I::PerformTest(name, Some(_), _) if CHEAP_TESTS.contains(name) => (String::new(), 0, None),
         I::PerformTest(name, Some(n), _) => (format!("is {name}"), *n, None),
-        I::MergeKwargs(_)
-        | I::UnpackLists(_)
-        | I::CallFunction(_, None)
-        | I::CallMethod(_, None)
-        | I::CallObject(None)
-        | I::ApplyFilter(_, None, _)
-        | I::PerformTest(_, None, _) => {
-            let what = "unpacking arguments with `*` or `**` is not supported";
-            return Err(Error::new(ErrorKind::SyntaxError, what));
-        }
+        I::CallMethod(name, None) => (format!(".{name}"), 0, Some(MADE)),
+        I::ApplyFilter(name, None, _) => (format!("|{name}"), 0, Some(MADE)),
+        I::PerformTest(name, None, _) => (format!("is {name}"), 0, None),
+        I::CallFunction(_, None) | I::CallObject(None) => (String::new(), 0, Some(MADE)),
         _ => (String::new(), 0, None),
     };
     if operands > 0 {
         add(I::LoadConst(Value::from(what)));
         add(I::ApplyFilter(BEFORE, Some(operands.saturating_add(1)), BY_NAME));
         add(I::UnpackList(usize::from(operands)));
+    } else if !what.is_empty() {
+        add(I::LoadConst(Value::from(what)));
+        one_more(add);
+        add(I::ApplyFilter(BEFORE_ALL, None, BY_NAME));
+        add(I::UnpackLists(1));
     }
-    add(instruction.clone());
+    add(match instruction {
+        I::Rem => I::ApplyFilter(PERCENT, Some(2), BY_NAME),
+        I::StringConcat => I::ApplyFilter(CONCATENATE, Some(2), BY_NAME),
+        I::Neg => I::ApplyFilter(NEGATIVE, Some(1), BY_NAME),
+        other => other.clone(),
+    });
     if let Some(filter) = result {
         add(I::ApplyFilter(filter, Some(1), BY_NAME));
     }
     Ok(())
+}
+
+/// Calls a macro that has `varargs`.
+fn call_packed<'s>(
+    name: &'s str,
+    given: Option<u16>,
+    names: &Value,
+    add: &mut dyn FnMut(Instruction<'s>),
+) -> Result<(), Error> {
+    use Instruction as I;
+    let all = count(names.len().unwrap_or(0).saturating_add(1))?;
+    add(I::LoadConst(names.clone()));
+    if given.is_none() {
+        one_more(add);
+    }
+    add(I::ApplyFilter(PACK, given.map(|n| n.saturating_add(1)), BY_NAME));
+    add(I::UnpackList(usize::from(all)));
+    add(I::CallFunction(name, Some(all)));
+    add(I::ApplyFilter(MADE, Some(1), BY_NAME));
+    Ok(())
+}
+
+/// Adds the value on top of the stack to the operands below it, whose number lies between them.
+fn one_more<'s>(add: &mut dyn FnMut(Instruction<'s>)) {
+    add(Instruction::Swap);
+    add(Instruction::LoadConst(Value::from(1)));
+    add(Instruction::Add);
 }
 
 /// The filter for the result of a filter or a method.

@@ -12,7 +12,7 @@ fn template(text: &str) -> Result<ChatTemplate> {
     ChatTemplate::load(&ModelFolder::open(dir.path()).unwrap())
 }
 
-fn rendered(text: String, values: Values) -> Result<String> {
+pub(super) fn rendered(text: String, values: Values) -> Result<String> {
     let thread = std::thread::Builder::new().stack_size(SMALL_STACK);
     let work = move || {
         let mut template = template(&text)?;
@@ -76,9 +76,23 @@ fn values_without_bound_are_refused() {
         "{{ ('x' * 100000).replace('x', 'y' * 100000) | length }}".to_owned(),
         "{{ ('x' * 100000) | replace('', 'y' * 100000) | length }}".to_owned(),
         "{{ range(99999) | join('x' * 100000) }}".to_owned(),
-        "{{ ('x' * 100000).join(range(99999)) }}".to_owned(),
+        "{{ ('x' * 100000).join('y' * 99999) }}".to_owned(),
         "{{ 'x' * 99999999 ~ 'x' * 99999999 }}".to_owned(),
         "{{ (1, 2, 3) * 30000000 }}".to_owned(),
+        "{{ '%*d' % (2000000000, 3) }}".to_owned(),
+        "{{ '%2000000000s' % 3 }}".to_owned(),
+        "{{ ('%(a)s' * 1000) % {'a': 'x' * 1000000} }}".to_owned(),
+        "{{ 'a'.center(2000000000) }}".to_owned(),
+        "{% set f = '{:>2000000000}'.format %}{{ f(3) }}".to_owned(),
+        "{% set f = ('x' * 1000000).count %}{% for a in range(9999) %}{% set n = f('x') %}{% endfor %}"
+            .to_owned(),
+        "{{ '7'.zfill(2000000000) }}".to_owned(),
+        "{{ ('\t' * 1000).expandtabs(2000000000) }}".to_owned(),
+        "{{ ('x' * 100000) | replace(old='x', new='y' * 100000) | length }}".to_owned(),
+        "{{ ('x\n' * 10000) | indent(width=1000000) }}".to_owned(),
+        "{{ ('x ' * 10000) | wordwrap(1, wrapstring='y' * 1000000) }}".to_owned(),
+        "{{ [1] | slice(slices=2000000000) | list | length }}".to_owned(),
+        "{{ range(99999) | join(d='x' * 100000) }}".to_owned(),
         format!("{long}{{{{ s }}}}{{% endfor %}}"),
         format!("{{% set x %}}{long}{{{{ s }}}}{{% endfor %}}{{% endset %}}"),
         format!(
@@ -119,7 +133,13 @@ fn deep_templates_and_values_are_refused() {
         );
     }
     // Cycles would never be freed.
-    for text in ["{% set ns.x = ns %}", "{% set ns.x = [{'a': ns}] %}"] {
+    for text in [
+        "{% set ns.x = ns %}",
+        "{% set ns.x = [{'a': ns}] %}",
+        "{% set ns.x = cycler(ns) %}",
+        "{% set ns.x = [ns].index %}",
+        "{% set ns.x = cycler(1) %}{% set ns.x = cycler(ns.x) %}",
+    ] {
         let text = format!("{{% set ns = namespace() %}}{text}{{{{ ns }}}}");
         assert_eq!(kind(text), ErrorKind::TemplateRefused);
     }

@@ -1,47 +1,168 @@
 //! Prints values like Python, and JSON like Python's `json` module.
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
+use super::call::{Call, refuse};
+use super::filters::escaped;
+use super::objects::{self, Group, Range, View};
+use minijinja::value::ValueKind;
+use minijinja::{AutoEscape, Error, Output, State, Value};
 use serde_json::Value as Json;
 use std::fmt::Write;
 
+/// An integer, or a boolean as 0 or 1.
+pub(super) fn integer(value: &Value) -> Option<i64> {
+    match value.kind() {
+        ValueKind::Bool => Some(i64::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => value.as_i64(),
+        _ => None,
+    }
+}
+
+/// The integer part of a float. An error if it has none.
+pub(super) fn truncated(v: f64) -> Result<Value, Error> {
+    // Beyond this, the cast would saturate.
+    const MOST: f64 = 1e38;
+    if v.abs() < MOST {
+        return Ok(Value::from(v as i128));
+    }
+    refuse(format!("{} has no integer part", float(v)))
+}
+
+/// The keys and values of an object.
+pub(super) fn items(value: &Value) -> impl Iterator<Item = [Value; 2]> + '_ {
+    let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+    pairs.into_iter().flatten().map(|(key, value)| [key, value])
+}
+
+/// An error if Python does not order these values.
+pub(super) fn check_comparable(a: &Value, b: &Value) -> Result<(), Error> {
+    let class = |value: &Value| match value.kind() {
+        ValueKind::Bool => ValueKind::Number,
+        other => other,
+    };
+    let ordered = matches!(
+        class(a),
+        ValueKind::Number | ValueKind::String | ValueKind::Bytes | ValueKind::Seq
+    );
+    match ordered && class(a) == class(b) {
+        true => Ok(()),
+        false => refuse(format!(
+            "values of the types {} and {} have no order",
+            a.kind(),
+            b.kind()
+        )),
+    }
+}
+
+/// The negative of a number or a boolean.
+pub(super) fn negative(value: &Value) -> Result<Value, Error> {
+    let negated = match value.kind() {
+        ValueKind::Bool => Some(Value::from(-i8::from(value.is_true()))),
+        ValueKind::Number if value.is_integer() => i128::try_from(value.clone())
+            .ok()
+            .and_then(i128::checked_neg)
+            .map(Value::from),
+        ValueKind::Number => Some(Value::from(-f64::try_from(value.clone())?)),
+        _ => None,
+    };
+    negated.map_or_else(|| refuse(format!("a {} has no negative", value.kind())), Ok)
+}
+
 /// Prints a value like Jinja: the result of Python's `str`.
 pub(super) fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
-            repr(out, value)
-        }
-        _ => escape_formatter(out, state, value),
-    }
+    let text = text(value)?;
+    let plain = value.is_safe() || *state.auto_escape() == AutoEscape::None;
+    out.write_str(&if plain { text } else { escaped(&text) })?;
+    Ok(())
 }
 
 /// Python's `str` of a value; a text is returned unchanged.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
-    match value.as_str() {
-        Some(text) => Ok(text.to_owned()),
-        None if value.is_undefined() => Ok(String::new()),
-        None => {
-            let mut out = String::new();
-            repr(&mut out, value)?;
-            Ok(out)
+    match value.kind() {
+        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
+        ValueKind::Undefined => Ok(String::new()),
+        _ => repr_text(value),
+    }
+}
+
+/// Python's `repr` of a value.
+pub(super) fn repr_text(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    repr(&mut out, value)?;
+    Ok(out)
+}
+
+/// `text` with escapes for all but ASCII characters.
+pub(super) fn ascii(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c.is_ascii() {
+            true => out.push(c),
+            false => out.push_str(&escape(c)),
         }
     }
+    out
+}
+
+/// An escape of Python's string constants.
+pub(super) fn escape(c: char) -> String {
+    match u32::from(c) {
+        n @ 0..=0xff => format!("\\x{n:02x}"),
+        n @ 0x100..=0xffff => format!("\\u{n:04x}"),
+        n => format!("\\U{n:08x}"),
+    }
+}
+
+/// True for a character that Python's `repr` writes as it is.
+pub(super) fn is_printable(c: char) -> bool {
+    // Rust escapes the same characters, and combining ones at the start of a text.
+    let text: String = ['a', c].iter().collect();
+    matches!(c, '\'' | '"' | '\\') || text.escape_debug().eq(text.chars())
 }
 
 /// Writes Python's `repr` of a value.
 fn repr(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
+    if let Some(range) = value.downcast_object_ref::<Range>() {
+        return Ok(write!(out, "{range}")?);
+    }
+    if objects::is_namespace(value) {
+        out.write_str("<Namespace ")?;
+    }
     match value.kind() {
         ValueKind::None => out.write_str("None")?,
         ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
-        ValueKind::Number if !value.is_integer() => out.write_str(&float(f64::try_from(value.clone())?))?,
-        ValueKind::String => out.write_str(&quoted(value.as_str().unwrap_or_default()))?,
+        ValueKind::Number if value.is_integer() => write!(out, "{value}")?,
+        ValueKind::Number => out.write_str(&float(f64::try_from(value.clone())?))?,
+        ValueKind::String => {
+            let text = quoted(value.as_str().unwrap_or_default(), is_printable);
+            out.write_str(&if value.is_safe() {
+                format!("Markup({text})")
+            } else {
+                text
+            })?;
+        }
+        ValueKind::Undefined => out.write_str("Undefined")?,
+        ValueKind::Bytes => {
+            let text: String = value
+                .as_bytes()
+                .unwrap_or_default()
+                .iter()
+                .map(|b| char::from(*b))
+                .collect();
+            out.write_str("b")?;
+            out.write_str(&quoted(&text, |c| matches!(c, ' '..='~')))?;
+        }
         ValueKind::Seq => {
-            out.write_str("[")?;
+            let tuple = value.is_tuple() || value.downcast_object_ref::<Group>().is_some();
+            let [open, close] = if tuple { ["(", ")"] } else { ["[", "]"] };
+            out.write_str(open)?;
             for (i, item) in value.try_iter()?.enumerate() {
                 out.write_str(if i > 0 { ", " } else { "" })?;
                 repr(out, &item)?;
             }
-            out.write_str("]")?;
+            if tuple && value.len() == Some(1) {
+                out.write_str(",")?;
+            }
+            out.write_str(close)?;
         }
         ValueKind::Map => {
             out.write_str("{")?;
@@ -53,13 +174,24 @@ fn repr(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
             }
             out.write_str("}")?;
         }
-        _ => write!(out, "{value}")?,
+        ValueKind::Iterable => {
+            let items = value.try_iter()?.collect();
+            match value.downcast_object_ref::<View>() {
+                Some(view) => write!(out, "{}({})", view.name, repr_text(&items)?)?,
+                None => repr(out, &items)?,
+            }
+        }
+        other => return refuse(format!("a value of the type {other} cannot be printed")),
+    }
+    if objects::is_namespace(value) {
+        out.write_str(">")?;
     }
     Ok(())
 }
 
 /// A quoted text: with single quotes unless it contains single quotes and no double quotes.
-fn quoted(text: &str) -> String {
+/// Characters that are not `printable` are escaped.
+fn quoted(text: &str, printable: fn(char) -> bool) -> String {
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'
     } else {
@@ -72,8 +204,8 @@ fn quoted(text: &str) -> String {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             c if c == quote || c == '\\' => out.extend(['\\', c]),
-            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c => out.push(c),
+            c if printable(c) => out.push(c),
+            c => out.push_str(&escape(c)),
         }
     }
     out.push(quote);
@@ -82,7 +214,7 @@ fn quoted(text: &str) -> String {
 
 /// A float with the fewest digits that identify it; exponents have a sign and at least two digits.
 fn float(v: f64) -> String {
-    let text = format!("{v:?}");
+    let text = format!("{v:?}").to_lowercase();
     match text.split_once('e') {
         None => text,
         Some((digits, power)) => {
@@ -92,9 +224,18 @@ fn float(v: f64) -> String {
     }
 }
 
+/// A float in JSON as Python writes it.
+fn json_float(v: f64) -> String {
+    match v {
+        v if v.is_nan() => "NaN".to_owned(),
+        v if v.is_infinite() => if v > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        v => float(v),
+    }
+}
+
 /// Formatting options of `json.dumps`.
 struct Style {
-    indent: Option<usize>,
+    indent: Option<String>,
     ascii: bool,
     sort_keys: bool,
     item: String,
@@ -102,59 +243,75 @@ struct Style {
 }
 
 /// The filter `tojson`, without HTML escaping.
-pub(super) fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let separators: Option<Vec<String>> = options.get("separators")?;
-    let [item, key] = match separators {
-        Some(given) => <[String; 2]>::try_from(given).map_err(|given| {
-            let what = format!("tojson: expected 2 separators, found {}", given.len());
-            Error::new(ErrorKind::InvalidOperation, what)
-        })?,
-        None if indent.is_some() => [",", ": "].map(str::to_owned),
-        None => [", ", ": "].map(str::to_owned),
+pub(super) fn to_json(c: &Call<'_>) -> Result<Value, Error> {
+    let indent = match c.set(1) {
+        Some(text) if text.as_str().is_some() => Some(c.text_at(1)?.to_owned()),
+        _ => c
+            .set_integer(1)?
+            .map(|n| " ".repeat(usize::try_from(n).unwrap_or(0).min(64))),
     };
+    let separators: Vec<String> = match c.set(2) {
+        Some(given) => given
+            .try_iter()?
+            .filter_map(|v| Some(v.as_str()?.to_owned()))
+            .collect(),
+        None => [if indent.is_some() { "," } else { ", " }, ": "]
+            .map(str::to_owned)
+            .into(),
+    };
+    let [item, key] = <[String; 2]>::try_from(separators)
+        .or_else(|given| refuse(format!("tojson: expected 2 separators, found {}", given.len())))?;
     let style = Style {
-        indent: indent.map(|n| n.min(64)),
-        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        indent,
+        ascii: c.flag(0),
+        sort_keys: c.flag(3),
         item,
         key,
     };
-    options.assert_all_used()?;
-    let refuse = |what: &str| Error::new(ErrorKind::BadSerialization, format!("tojson: {what}"));
-    if value.is_undefined() {
-        return Err(refuse("an undefined value has no JSON form"));
-    }
-    let json =
-        serde_json::to_value(&value).map_err(|e| refuse("the value has no JSON form").with_source(e))?;
     let mut out = String::new();
-    style.write(&mut out, &json, 0);
-    Ok(out)
+    style.write(&mut out, c.subject, 0)?;
+    Ok(Value::from(out))
 }
 
 impl Style {
-    fn write(&self, out: &mut String, value: &Json, depth: usize) {
-        match value {
-            Json::Number(n) if n.is_f64() => out.push_str(&n.as_f64().map_or_else(String::new, float)),
-            Json::String(text) => self.text(out, text),
-            Json::Array(list) => {
-                self.parts(out, ['[', ']'], list.iter(), depth, |out, v| {
-                    self.write(out, v, depth + 1);
-                });
+    fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => out.push_str(&value.to_string()),
+            ValueKind::Number => out.push_str(&json_float(f64::try_from(value.clone())?)),
+            ValueKind::String => self.text(out, value.as_str().unwrap_or_default()),
+            ValueKind::Seq if value.downcast_object_ref::<Range>().is_none() => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.parts(out, ['[', ']'], items.iter(), depth, |out, v| {
+                    self.write(out, v, depth + 1)
+                })?;
             }
-            Json::Object(map) => {
-                let mut entries: Vec<_> = map.iter().collect();
-                if self.sort_keys {
-                    entries.sort_by_key(|(key, _)| *key);
+            ValueKind::Map => {
+                let mut entries = Vec::new();
+                for [key, value] in items(value) {
+                    let key = match key.kind() {
+                        ValueKind::None => "null".to_owned(),
+                        ValueKind::Bool => if key.is_true() { "true" } else { "false" }.to_owned(),
+                        ValueKind::Number if key.is_integer() => key.to_string(),
+                        ValueKind::Number => json_float(f64::try_from(key.clone())?),
+                        ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
+                        other => return refuse(format!("tojson: a key of the type {other}")),
+                    };
+                    entries.push((key, value));
                 }
-                self.parts(out, ['{', '}'], entries.into_iter(), depth, |out, (key, v)| {
+                if self.sort_keys {
+                    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
+                }
+                self.parts(out, ['{', '}'], entries.iter(), depth, |out, (key, v)| {
                     self.text(out, key);
                     out.push_str(&self.key);
-                    self.write(out, v, depth + 1);
-                });
+                    self.write(out, v, depth + 1)
+                })?;
             }
-            Json::Null | Json::Bool(_) | Json::Number(_) => out.push_str(&value.to_string()),
+            other => return refuse(format!("tojson: a value of the type {other} has no JSON form")),
         }
+        Ok(())
     }
 
     fn parts<T>(
@@ -163,13 +320,13 @@ impl Style {
         [open, close]: [char; 2],
         parts: impl ExactSizeIterator<Item = T>,
         depth: usize,
-        mut write: impl FnMut(&mut String, T),
-    ) {
+        mut write: impl FnMut(&mut String, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let empty = parts.len() == 0;
         let line = |out: &mut String, depth: usize| {
-            if let Some(n) = self.indent.filter(|_| !empty) {
+            if let Some(indent) = self.indent.as_ref().filter(|_| !empty) {
                 out.push('\n');
-                out.extend(std::iter::repeat_n(' ', n * depth));
+                out.extend(std::iter::repeat_n(indent.as_str(), depth));
             }
         };
         out.push(open);
@@ -178,10 +335,11 @@ impl Style {
                 out.push_str(&self.item);
             }
             line(out, depth + 1);
-            write(out, part);
+            write(out, part)?;
         }
         line(out, depth);
         out.push(close);
+        Ok(())
     }
 
     fn text(&self, out: &mut String, text: &str) {
@@ -191,7 +349,7 @@ impl Style {
             return;
         }
         for c in escaped.chars() {
-            if c.is_ascii() {
+            if c.is_ascii() && c != '\x7f' {
                 out.push(c);
                 continue;
             }
