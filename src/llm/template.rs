@@ -37,7 +37,7 @@ use minijinja::{AutoEscape, Value};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,9 +116,10 @@ pub struct Raised(pub String);
 /// Extra template variables, such as `tools` or `enable_thinking`, by name.
 pub type Values = serde_json::Map<String, serde_json::Value>;
 
-/// A model's chat template.
+/// A model's chat template: one, or one for plain chats and one for chats with tools.
 pub struct ChatTemplate {
-    source: String,
+    plain: Option<Source>,
+    tool_use: Option<Source>,
     path: PathBuf,
     bos: Option<String>,
     eos: Option<String>,
@@ -140,36 +141,94 @@ const MAX_RAISED: usize = 4096;
 /// Work that a template may do for each byte that it may write.
 const WORK_PER_BYTE: u64 = 8;
 
+/// The name of the template for plain chats.
+const PLAIN: &str = "default";
+/// The name of the template for chats with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// The text of a template.
+struct Source {
+    path: PathBuf,
+    text: String,
+    /// The text to compile, once it is known to be a template.
+    prepared: OnceLock<String>,
+}
+
+impl Source {
+    fn new(path: &Path, text: &str) -> Result<Self> {
+        if meter::units(text.len()) > MAX_TEMPLATE {
+            let what = format!("the chat template is larger than {MAX_TEMPLATE} bytes, the limit");
+            return Err(Error::file(Stage::Text, path, what).of_kind(ErrorKind::LimitExceeded));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            prepared: OnceLock::new(),
+        })
+    }
+
+    /// The content of the file `path`, if it exists.
+    fn read(path: &Path) -> Result<Option<Self>> {
+        let Some(bytes) = if_exists(read_file(path, MAX_TEMPLATE))? else {
+            return Ok(None);
+        };
+        let text =
+            String::from_utf8(bytes).map_err(|e| Error::parse(Stage::Text, path, "expected UTF-8", e))?;
+        Self::new(path, &text).map(Some)
+    }
+
+    /// The text to compile. An error if it cannot be parsed.
+    fn prepared(&self) -> Result<&str> {
+        if let Some(prepared) = self.prepared.get() {
+            return Ok(prepared);
+        }
+        let prepared = on_thread(|| {
+            let prepared = source::prepared(&self.text, syntax()?)?;
+            compiled(&prepared)?;
+            Ok(prepared)
+        });
+        let what = "the chat template has a syntax error";
+        let prepared = prepared?.map_err(|e| refusal(&self.path, what, e, &Limits::default()))?;
+        Ok(self.prepared.get_or_init(|| prepared))
+    }
+}
+
 impl ChatTemplate {
-    /// The template of `chat_template.jinja`, else the one in `tokenizer_config.json`: the only
-    /// one, or the one named `default`. `None` if the folder has none; an error if it cannot be
-    /// parsed.
+    /// The templates of `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, else
+    /// those in `tokenizer_config.json`: the only one, or the ones named `default` and `tool_use`.
+    /// `None` if the folder has none; an error if they have other names, or if the one for plain
+    /// chats cannot be parsed.
     pub fn find(folder: &ModelFolder) -> Result<Option<Self>> {
         let path = folder.dir().join("chat_template.jinja");
-        if let Some(bytes) = if_exists(read_file(&path, MAX_TEMPLATE))? {
-            let text = String::from_utf8(bytes)
-                .map_err(|e| Error::parse(Stage::Text, &path, "expected UTF-8", e))?;
-            return Self::parse(folder, path, &text).map(Some);
+        let tool_path = folder.dir().join("additional_chat_templates/tool_use.jinja");
+        let (plain, tool_use) = (Source::read(&path)?, Source::read(&tool_path)?);
+        if plain.is_some() || tool_use.is_some() {
+            return Self::new(folder, plain, tool_use).map(Some);
         }
         let path = folder.dir().join("tokenizer_config.json");
-        let text = match &folder.tokenizer.chat_template {
+        let list = match &folder.tokenizer.chat_template {
             None => return Ok(None),
-            Some(TemplateSource::One(text)) => text,
-            Some(TemplateSource::Named(list)) => match list.as_slice() {
-                [] => return Ok(None),
-                [only] => &only.template,
-                several => match several.iter().find(|t| t.name == "default") {
-                    Some(t) => &t.template,
-                    None => {
-                        let names: Vec<_> = several.iter().map(|t| t.name.as_str()).collect();
-                        let what =
-                            format!("no chat template is named `default`; found: {}", names.join(", "));
-                        return Err(Error::file(Stage::Text, &path, what));
-                    }
-                },
-            },
+            Some(TemplateSource::One(text)) => {
+                return Self::new(folder, Some(Source::new(&path, text)?), None).map(Some);
+            }
+            Some(TemplateSource::Named(list)) => list,
         };
-        Self::parse(folder, path.clone(), text).map(Some)
+        let named = |name: &str| {
+            let template = list.iter().rfind(|t| t.name == name);
+            template.map(|t| Source::new(&path, &t.template)).transpose()
+        };
+        match (named(PLAIN)?, named(TOOL_USE)?) {
+            (None, None) if list.is_empty() => Ok(None),
+            (None, None) => {
+                let names: Vec<_> = list.iter().map(|t| t.name.as_str()).collect();
+                let what = format!(
+                    "no chat template is named `{PLAIN}` or `{TOOL_USE}`; found: {}",
+                    names.join(", ")
+                );
+                Err(Error::file(Stage::Text, &path, what))
+            }
+            (plain, tool_use) => Self::new(folder, plain, tool_use).map(Some),
+        }
     }
 
     /// Like [`ChatTemplate::find`], but an error if there is no template.
@@ -184,35 +243,35 @@ impl ChatTemplate {
         Error::file(Stage::Text, folder.dir(), what).of_kind(ErrorKind::NoTemplate)
     }
 
-    fn parse(folder: &ModelFolder, path: PathBuf, text: &str) -> Result<Self> {
-        if meter::units(text.len()) > MAX_TEMPLATE {
-            let what = format!("the chat template is larger than {MAX_TEMPLATE} bytes, the limit");
-            return Err(Error::file(Stage::Text, &path, what).of_kind(ErrorKind::LimitExceeded));
+    fn new(folder: &ModelFolder, plain: Option<Source>, tool_use: Option<Source>) -> Result<Self> {
+        if let Some(plain) = &plain {
+            plain.prepared()?;
         }
-        let source = on_thread(|| {
-            let source = source::prepared(text, syntax()?)?;
-            compiled(&source)?;
-            Ok(source)
-        });
-        let source = source?.map_err(|e| {
-            refusal(
-                &path,
-                "the chat template has a syntax error",
-                e,
-                &Limits::default(),
-            )
-        })?;
         let text_of = |t: &Option<super::folder::TokenText>| t.as_ref().map(|t| t.as_str().to_owned());
-        let (bos, eos) = (
-            text_of(&folder.tokenizer.bos_token),
-            text_of(&folder.tokenizer.eos_token),
-        );
+        let path = plain
+            .as_ref()
+            .or(tool_use.as_ref())
+            .map(|source| source.path.clone());
         Ok(Self {
-            source,
-            path,
-            bos,
-            eos,
+            path: path.unwrap_or_default(),
+            plain,
+            tool_use,
+            bos: text_of(&folder.tokenizer.bos_token),
+            eos: text_of(&folder.tokenizer.eos_token),
             limits: Limits::default(),
+        })
+    }
+
+    /// The template for these variables, as transformers chooses it.
+    fn source(&self, values: &Values) -> Result<&Source> {
+        let tools = values.get("tools").is_some_and(|tools| !tools.is_null());
+        let source = self.tool_use.as_ref().filter(|_| tools).or(self.plain.as_ref());
+        source.ok_or_else(|| {
+            let what = format!(
+                "the only chat template is named `{TOOL_USE}`, which is for chats with tools; \
+                 expected one named `{PLAIN}`, or tools"
+            );
+            Error::file(Stage::Text, &self.path, what).of_kind(ErrorKind::NoTemplate)
         })
     }
 
@@ -222,15 +281,15 @@ impl ChatTemplate {
         self.limits = limits;
     }
 
-    /// The file that contains the template.
+    /// The file that contains the template, or the one for plain chats.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The text of a chat, including special tokens; encode it without adding any. Messages are
     /// [`Message`]s or JSON objects. `values` take precedence over special tokens of the same name,
-    /// but not over `messages`. With `add_generation_prompt` the text ends where the model's next
-    /// turn starts.
+    /// but not over `messages`. If they contain `tools`, a template named `tool_use` is preferred.
+    /// With `add_generation_prompt` the text ends where the model's next turn starts.
     ///
     /// An error if the template rejects the messages, for instance an unsupported role; the cause
     /// is [`Raised`] if the template gave a message. An error of kind
@@ -243,6 +302,8 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         cancel: &Cancel,
     ) -> Result<String> {
+        let source = self.source(values)?;
+        let prepared = source.prepared()?;
         // Missing variables are none, as in Hugging Face.
         let mut all = vec![("tools", Value::from(())), ("documents", Value::from(()))];
         // A missing token stays undefined, because templates test it with `is defined`.
@@ -261,7 +322,7 @@ impl ChatTemplate {
             // The engine of templates counts down in signed numbers.
             let steps = self.limits.template_steps.min(u64::MAX / 2);
             environment.set_fuel(Some(steps));
-            let (main, blocks) = compiled(&self.source)?;
+            let (main, blocks) = compiled(prepared)?;
             let mut text = String::new();
             let mut out = make_string_output(&mut text);
             eval(&environment, &main, values, &blocks, &mut out, AutoEscape::None)?;
@@ -272,7 +333,7 @@ impl ChatTemplate {
         });
         text?.map_err(|e| {
             match refusal(
-                &self.path,
+                &source.path,
                 "the chat template rejects the messages",
                 e,
                 &self.limits,
@@ -446,36 +507,46 @@ mod tests {
         assert_error(&e, ErrorKind::InvalidFile, &["tokenizer_config.json"]);
     }
 
+    fn rendered(folder: &ModelFolder, tools: Option<serde_json::Value>) -> Result<String> {
+        let values: Values = tools.into_iter().map(|v| ("tools".to_owned(), v)).collect();
+        ChatTemplate::load(folder)?.render::<Message>(&[], &values, true, &Cancel::default())
+    }
+
     #[test]
     fn lists_and_files_of_templates() {
-        let two = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
-        let (dir, f) = folder(json!({ "chat_template": two }));
-        assert_eq!(
-            ChatTemplate::load(&f)
-                .unwrap()
-                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
-                .unwrap(),
-            "d"
-        );
-        std::fs::write(dir.path().join("chat_template.jinja"), "file").unwrap();
-        assert_eq!(
-            ChatTemplate::load(&f)
-                .unwrap()
-                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
-                .unwrap(),
-            "file"
-        );
+        let named = |name: &str, text: &str| json!({"name": name, "template": text});
+        let list = [
+            named("tool_use", "t{{ tools }}"),
+            named("rag", "{% r"),
+            named("default", "d"),
+        ];
+        let (dir, f) = folder(json!({ "chat_template": list }));
+        assert_eq!(rendered(&f, None).unwrap(), "d");
+        assert_eq!(rendered(&f, Some(json!(null))).unwrap(), "d");
+        assert_eq!(rendered(&f, Some(json!([]))).unwrap(), "t[]");
+        let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        file("chat_template.jinja", "file");
+        assert_eq!(rendered(&f, Some(json!([]))).unwrap(), "file");
+        std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+        file("additional_chat_templates/tool_use.jinja", "tool file");
+        assert_eq!(rendered(&f, None).unwrap(), "file");
+        assert_eq!(rendered(&f, Some(json!([]))).unwrap(), "tool file");
 
-        let (_dir, f) = folder(json!({"chat_template": [{"name": "x", "template": "only"}]}));
-        assert_eq!(
-            ChatTemplate::load(&f)
-                .unwrap()
-                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
-                .unwrap(),
-            "only"
+        let (_dir, f) = folder(json!({"chat_template": [named("default", "only"), named("rag", "r")]}));
+        assert_eq!(rendered(&f, Some(json!([]))).unwrap(), "only");
+        let (_dir, f) = folder(json!({"chat_template": [named("tool_use", "t")]}));
+        assert_eq!(rendered(&f, Some(json!([]))).unwrap(), "t");
+        assert_error(
+            &rendered(&f, None).unwrap_err(),
+            ErrorKind::NoTemplate,
+            &["tokenizer_config.json", "`default`"],
         );
-        let (_dir, f) =
-            folder(json!({"chat_template": [{"name": "x", "template": ""}, {"name": "y", "template": ""}]}));
+        // The template for tools is read where it is needed.
+        let (_dir, f) = folder(json!({"chat_template": [named("default", "d"), named("tool_use", "{% t")]}));
+        assert_eq!(rendered(&f, None).unwrap(), "d");
+        let e = rendered(&f, Some(json!([]))).unwrap_err();
+        assert_error(&e, ErrorKind::InvalidFile, &["tokenizer_config.json"]);
+        let (_dir, f) = folder(json!({"chat_template": [named("x", ""), named("y", "")]}));
         assert_carries(ChatTemplate::load(&f).err().unwrap(), &["x, y"]);
 
         let (dir, f) = folder(json!({}));

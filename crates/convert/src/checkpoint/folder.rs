@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 
 /// Files copied to the model folder if they exist.
-pub(crate) const COPIED: [&str; 9] = [
+pub(crate) const COPIED: [&str; 10] = [
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
@@ -73,6 +74,9 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     for name in COPIED {
         let (from, to) = (input.join(name), folder.join(name));
         if from.is_file() {
+            if let Some(parent) = to.parent() {
+                std::fs::create_dir_all(parent).map_err(|e| Error::io("cannot create", parent, e))?;
+            }
             std::fs::copy(&from, &to).map_err(|e| Error::io("cannot copy to", &to, e))?;
         }
     }

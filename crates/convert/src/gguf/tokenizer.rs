@@ -318,7 +318,14 @@ fn token_id(g: &Gguf, name: &str, count: usize) -> Result<Option<u32>> {
 }
 
 fn named_templates(g: &Gguf) -> Result<Vec<(String, String)>> {
-    let names = g.opt_strings("tokenizer.chat_templates")?.unwrap_or_default();
+    let mut names = g
+        .opt_strings("tokenizer.chat_templates")?
+        .unwrap_or_default()
+        .to_vec();
+    // Some files have this template without the list of names.
+    if names.is_empty() && g.get("tokenizer.chat_template.tool_use").is_some() {
+        names.push("tool_use".to_owned());
+    }
     let template = |name: &String| {
         let key = format!("tokenizer.chat_template.{name}");
         let text = missing_or(g, &key, g.opt_str(&key))?;

@@ -241,7 +241,9 @@ fn tokenizer_kind(tokenizer: &Value) -> String {
 
 fn has_template(folder: &Path) -> bool {
     let config = read(&folder.join("tokenizer_config.json"));
-    folder.join("chat_template.jinja").is_file()
+    let file = |name: &str| folder.join(name).is_file();
+    file("chat_template.jinja")
+        || file("additional_chat_templates/tool_use.jinja")
         || config.is_some_and(|c| c.get("chat_template").is_some_and(|t| !t.is_null()))
 }
 
