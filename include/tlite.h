@@ -109,6 +109,10 @@ typedef enum {
    A model or a file exceeds one of the limits.
    */
   TLITE_ERROR_LIMIT_EXCEEDED = 20,
+  /*
+   The model computed logits that are NaN or infinite.
+   */
+  TLITE_ERROR_NOT_FINITE = 21,
 } tlite_error;
 
 /*

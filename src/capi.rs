@@ -210,6 +210,8 @@ pub enum TliteError {
     /// A model or a file exceeds one of the limits.
     LimitExceeded = 20,
 }
+    /// The model computed logits that are NaN or infinite.
+    NotFinite = 21,
 
 impl From<ErrorKind> for TliteError {
     fn from(kind: ErrorKind) -> Self {
@@ -231,6 +233,7 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::MissingInput => Self::MissingInput,
             ErrorKind::Busy => Self::Busy,
             ErrorKind::LimitExceeded => Self::LimitExceeded,
+            ErrorKind::NotFinite => Self::NotFinite,
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::Internal => Self::Internal,
             ErrorKind::Other => Self::Other,

@@ -88,6 +88,8 @@ pub enum ErrorKind {
     ShapeMismatch,
     /// An input, the size of an open dimension or the elements of a weight are not given.
     MissingInput,
+    /// A language model computed logits that are NaN or infinite.
+    NotFinite,
     /// Another call or process is using the session, file or folder.
     Busy,
     /// The work was interrupted.

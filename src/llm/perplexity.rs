@@ -28,8 +28,9 @@
 //! position.
 
 use super::engine::CHUNK;
+use super::sampler::not_finite;
 use super::{Cancel, LanguageModel};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, Result};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
@@ -307,8 +308,7 @@ impl Report {
 
     fn not_finite(&self, whose: &str) -> Error {
         let at = self.model.tokens;
-        let what = format!("the logits of the {whose} for scored token {at} are not finite");
-        Error::other(Stage::Run, what)
+        not_finite(format!("those of the {whose} for scored token {at}"))
     }
 }
 
@@ -389,6 +389,7 @@ fn score_row(row: &[f32], other: Option<&[f32]>, target: usize) -> Score {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::llm::testing::FakeModel;
     use crate::testing::assert_usage;
 
@@ -612,7 +613,8 @@ mod tests {
                 windows: 1,
                 cancelled: false,
             };
-            assert!(report.take(&[s]).is_err(), "{row:?} {other:?}");
+            let e = report.take(&[s]).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::NotFinite, "{row:?} {other:?}");
         }
     }
 }

@@ -344,17 +344,23 @@ impl Sampler {
     }
 }
 
-/// Index of the first largest logit. An error if a logit is NaN or plus infinity, or if none is
-/// above minus infinity.
+/// The error for logits that are NaN or infinite; `what` names them.
+pub(super) fn not_finite(what: impl std::fmt::Display) -> Error {
+    let what = format!(
+        "logits are not finite: {what}; use --float f32 (LoadOptions::float), since values may exceed \
+         the range of f16; if that does not help, the weights are damaged"
+    );
+    Error::other(Stage::Run, what).of_kind(ErrorKind::NotFinite)
+}
+
+/// Index of the first largest logit. An error of kind [`ErrorKind::NotFinite`] if a logit is NaN or
+/// plus infinity, and an error if none is above minus infinity.
 pub fn arg_max(logits: &[f32]) -> Result<u32> {
     let mut best = None;
     let mut max = f32::NEG_INFINITY;
     for (id, &logit) in (0u32..).zip(logits) {
         if logit.is_nan() || logit == f32::INFINITY {
-            return Err(Error::other(
-                Stage::Text,
-                format!("logit {id} of {} is {logit}", logits.len()),
-            ));
+            return Err(not_finite(format!("logit {id} of {} is {logit}", logits.len())));
         }
         if logit > max {
             max = logit;

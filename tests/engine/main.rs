@@ -6,6 +6,7 @@ mod batch;
 mod candidates;
 mod decoders;
 mod deep;
+mod finite;
 mod fusion;
 mod golden;
 mod integer;

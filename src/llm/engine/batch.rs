@@ -1,7 +1,7 @@
 //! Runs rows of several sequences in one step, over a cache in pages.
 
 use super::candidates::{self, RunCandidates};
-use super::device::chosen;
+use super::device::{checked, chosen};
 use super::{Decoder, DecoderMemory, SequenceConfig, check_tokens};
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
@@ -11,7 +11,6 @@ use crate::graph::op::paged_attention::{PAGE, TILE, TILE_ROWS};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
 use crate::llm::Candidates;
 use crate::llm::roles::{Rows, int};
-use crate::llm::sampler::arg_max;
 use crate::note::Note;
 use crate::num::{self, signed};
 use crate::plan::{Options, Plan};
@@ -476,24 +475,19 @@ impl RowModel for BatchModel {
 
     fn most_likely(&mut self, first: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()> {
         let ran = self.ran(first, rows)?;
-        if self.decoder.graph.output(TOKEN).is_none() {
-            let mut row = std::mem::take(&mut self.row);
-            let mut each = first..first + rows;
-            let result = each.try_for_each(|i| {
-                row.clear();
-                self.logits(i, 1, &mut row)?;
-                ids.push(arg_max(&row)?);
-                Ok(())
-            });
-            self.row = row;
-            return result;
-        }
         if !ran.ids {
             self.ids.clear();
-            chosen(&mut self.executor, ran.plan, ran.rows, &mut self.ids)?;
+            match self.decoder.graph.output(TOKEN) {
+                Some(_) => chosen(&mut self.executor, ran.plan, 0..ran.rows, &mut self.ids)?,
+                // Rows are searched here.
+                None => self.ids.resize(ran.rows, u32::MAX),
+            }
             self.ran = Some(Ran { ids: true, ..ran });
         }
-        ids.extend(self.ids.iter().skip(first).take(rows));
+        for (at, id) in self.ids.iter().enumerate().skip(first).take(rows) {
+            let (executor, vocab) = (&mut self.executor, self.decoder.vocab);
+            ids.push(checked(executor, ran.plan, vocab, at, *id, &mut self.row)?);
+        }
         Ok(())
     }
 

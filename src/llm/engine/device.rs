@@ -145,9 +145,15 @@ impl DeviceModel {
         self.decoder.graph.output(TOKEN).is_some()
     }
 
-    /// Appends the IDs of the largest logits of the last run.
-    fn chosen(&mut self, Ran { plan, rows }: Ran, ids: &mut Vec<u32>) -> Result<()> {
-        chosen(&mut self.executor, plan, rows, ids)
+    /// Appends the IDs of the largest logits of `rows` of the last run.
+    fn chosen(&mut self, plan: usize, rows: Range<usize>, ids: &mut Vec<u32>) -> Result<()> {
+        let (executor, vocab, before) = (&mut self.executor, self.decoder.vocab, ids.len());
+        chosen(executor, plan, rows.clone(), ids)?;
+        let mut row = Vec::new();
+        for (id, at) in ids.iter_mut().skip(before).zip(rows) {
+            *id = checked(executor, plan, vocab, at, *id, &mut row)?;
+        }
+        Ok(())
     }
 
     fn read_candidates(&mut self, plan: usize, rows: Range<usize>, found: &mut Candidates) -> Result<()> {
@@ -169,11 +175,35 @@ impl DeviceModel {
     }
 }
 
-/// Appends the IDs of the largest logits of the last run of a plan, which has the output [`TOKEN`].
-pub(super) fn chosen(executor: &mut Executor, plan: usize, rows: usize, ids: &mut Vec<u32>) -> Result<()> {
+/// Appends what the output [`TOKEN`] of a plan holds for `rows` of the last run.
+pub(super) fn chosen(
+    executor: &mut Executor,
+    plan: usize,
+    rows: Range<usize>,
+    ids: &mut Vec<u32>,
+) -> Result<()> {
     let before = ids.len();
-    ids.resize(before + rows, 0);
-    executor.read_indices(plan, TOKEN, 0, ids.get_mut(before..).unwrap_or_default())
+    ids.resize(before + rows.len(), 0);
+    let new = ids.get_mut(before..).unwrap_or_default();
+    executor.read_indices(plan, TOKEN, rows.start, new)
+}
+
+/// The ID of the largest logit of row `at` of the last run, for which [`TOKEN`] holds `id`. If the
+/// device found none, the row is read to `row` and searched.
+pub(super) fn checked(
+    executor: &mut Executor,
+    plan: usize,
+    vocab: usize,
+    at: usize,
+    id: u32,
+    row: &mut Vec<f32>,
+) -> Result<u32> {
+    if usize::try_from(id).is_ok_and(|id| id < vocab) {
+        return Ok(id);
+    }
+    row.resize(vocab, 0.0);
+    executor.read_f32(plan, "logits", at * vocab, row)?;
+    arg_max(row)
 }
 
 impl LanguageModel for DeviceModel {
@@ -230,9 +260,10 @@ impl LanguageModel for DeviceModel {
             return arg_max(&logits);
         }
         let Ran { plan, rows } = self.run_last(tokens)?;
-        let mut last = [0];
-        self.executor.read_indices(plan, TOKEN, rows - 1, &mut last)?;
-        Ok(last[0])
+        let mut ids = Vec::with_capacity(1);
+        self.chosen(plan, rows - 1..rows, &mut ids)?;
+        ids.pop()
+            .ok_or_else(|| Error::internal(Stage::Run, "a run without a token"))
     }
 
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
@@ -241,7 +272,9 @@ impl LanguageModel for DeviceModel {
             return rows.chunks(self.decoder.vocab.max(1)).map(arg_max).collect();
         }
         let mut all = Vec::with_capacity(tokens.len());
-        self.run_all(tokens, &mut |model, ran| model.chosen(ran, &mut all))?;
+        self.run_all(tokens, &mut |model, Ran { plan, rows }| {
+            model.chosen(plan, 0..rows, &mut all)
+        })?;
         Ok(all)
     }
 

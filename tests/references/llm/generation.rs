@@ -56,6 +56,11 @@ pub fn trials(suite: &mut Suite, devices: &[Device]) {
         });
         let device = d.clone();
         suite.add(
+            format!("rows_that_are_not_finite_have_no_token@{}", d.label(devices)),
+            move || rows_that_are_not_finite_have_no_token(&device),
+        );
+        let device = d.clone();
+        suite.add(
             format!("candidates_are_the_largest@{}", d.label(devices)),
             move || candidates_are_the_largest(&device),
         );
@@ -383,6 +388,40 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
                 .text()?;
             if found != wanted {
                 return Err(format!("of {vocab} in {float}: {found:?}, expected {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The host then searches the row.
+fn rows_that_are_not_finite_have_no_token(device: &Device) -> Outcome {
+    let _turn = device.turn();
+    for vocab in [1, 258, 1000, 65_537] {
+        let graph = logits_of(vocab)?;
+        for &float in device.caps.profile.storage_types() {
+            for place in [0, vocab / 2, vocab - 1] {
+                // Infinite inputs are stored as the largest halves.
+                let most = if float == DType::F16 { 2 } else { 4 };
+                let logit = |row: usize, i: usize| match row {
+                    0 => (i % 7) as f32 * -0.5 + if i == place { 9.0 } else { 0.0 },
+                    1 => f32::NAN,
+                    2 if i == place => f32::NAN,
+                    3 if i == place => f32::INFINITY,
+                    4 if i == place => f32::NEG_INFINITY,
+                    _ => 1.0,
+                };
+                let rows = 0..=most;
+                let data: Vec<f32> = rows
+                    .flat_map(|row| (0..vocab).map(move |i| logit(row, i)))
+                    .collect();
+                let mut executor = run_logits_of(device, &graph, float, most + 1, &data)?;
+                let found = executor.read(0, TOKEN).text()?.to_i64().text()?;
+                let mut wanted = vec![vocab as i64; most + 1];
+                wanted[0] = place as i64;
+                if found != wanted {
+                    return Err(format!("of {vocab} in {float}: {found:?}, expected {wanted:?}"));
+                }
             }
         }
     }

@@ -4,6 +4,8 @@
 //! A row is split into about as many parts as each part is long. The largest element of each part
 //! is found in parallel, then the largest of those. The first of equal elements wins, within the
 //! parts and among them.
+//!
+//! NaN counts as the largest element, so the largest logit tells whether all are finite.
 
 use super::parts::{Nodes, logits, parts};
 use crate::error::Result;
@@ -23,7 +25,8 @@ pub const GREEDY: Pass = Pass {
 };
 
 /// The output: for each row of the output `logits` the index of its first largest element,
-/// `[batch, rows, 1]`.
+/// `[batch, rows, 1]`. An index after the last element of a row means that an element is NaN or
+/// infinite.
 pub const TOKEN: &str = "most_likely_token";
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -47,27 +50,34 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         keep,
         last: false,
     };
-    let most = Reduce {
+    let max = Reduce {
         kind: Kind::Max,
         axes: Some(vec![-1]),
         keep: false,
         noop_without_axes: false,
     };
     let places = nodes.one("places", Box::new(find(false)), &[x]);
-    let largest = nodes.one("largest", Box::new(most), &[x]);
+    let largest = nodes.one("largest", Box::new(max), &[x]);
     let part = nodes.one("part", Box::new(find(true)), &[largest]);
     let place = nodes.one("place", Box::new(GatherElements { axis: -1 }), &[places, part]);
-    let start = Expr::Binary(
-        Binary::Mul,
-        Box::new(Expr::Input(0)),
-        Box::new(Expr::Const(length as f64, DType::I64)),
-    );
-    let sum = Pointwise {
-        name: "Fused".to_owned(),
-        expr: Expr::Binary(Binary::Add, Box::new(start), Box::new(Expr::Input(1))),
-    };
-    nodes.output(TOKEN, Box::new(sum), &[part, place]);
+    let value = nodes.one("value", Box::new(GatherElements { axis: -1 }), &[largest, part]);
+    nodes.output(TOKEN, Box::new(index_in_row(length, vocab)), &[part, place, value]);
     Ok(())
+}
+
+/// The index of an element of a part, or `vocab` if the largest element of the row is NaN or plus
+/// infinity.
+fn index_in_row(length: i64, vocab: i64) -> Pointwise {
+    let [part, place, largest] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
+    let index = |n: i64| Box::new(Expr::Const(n as f64, DType::I64));
+    let start = Box::new(Expr::Binary(Binary::Mul, part, index(length)));
+    let found = Box::new(Expr::Binary(Binary::Add, start, place));
+    let most = Box::new(Expr::Const(f64::from(f32::MAX), DType::F32));
+    let is_finite = Box::new(Expr::Binary(Binary::LessOrEqual, largest, most));
+    Pointwise {
+        name: "Fused".to_owned(),
+        expr: Expr::Select(is_finite, found, index(vocab)),
+    }
 }
 
 /// Number of parts and their length, which are about equal.

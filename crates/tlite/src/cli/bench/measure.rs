@@ -10,7 +10,7 @@ use transformer_lite::unstable::backend::Stats;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::load::Loaded;
 use transformer_lite::unstable::llm::metrics::rate;
-use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::llm::sampler::{SplitMix64, arg_max};
 use transformer_lite::unstable::llm::{Cancel, LanguageModel};
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::probe::Probe;
@@ -136,6 +136,8 @@ fn measure(
         }
     }
     let time = start.elapsed();
+    // The speed of a model that computes no numbers would mislead.
+    arg_max(&logits)?;
     if cancel.is_cancelled() {
         return Ok(None);
     }

@@ -4,8 +4,8 @@ use super::{fails, fails_as, path, stderr};
 use std::path::Path;
 use std::process::Stdio;
 use tlite_testing::assert_carries;
-use tlite_testing::gguf::Traits;
-use tlite_testing::{tiny_model, tlite};
+use tlite_testing::gguf::{self, Traits};
+use tlite_testing::{converted, tiny_model, tlite};
 
 /// A prompt without a template, on the host.
 fn raw_prompt(model: &Path) -> [&str; 7] {
@@ -189,6 +189,34 @@ fn options_that_do_nothing_are_refused() {
     let args = [&base[..], &["--grammar", path(&file)]].concat();
     fails(&args, 2, &["--grammar", "endless.lark"]);
     assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
+}
+
+/// Keys that exceed the range of the default cache.
+#[test]
+fn keys_too_large_for_f16_are_an_error_that_f32_avoids() {
+    let mut file = gguf::tiny("llama", Traits::default());
+    for v in file.tensor("blk.1.attn_k.weight").data.chunks_exact_mut(4) {
+        let large = f32::from_le_bytes(v.try_into().unwrap()) * 1e7;
+        v.copy_from_slice(&large.to_le_bytes());
+    }
+    let (_dir, model) = converted(&file);
+    let base = [
+        "generate",
+        path(&model),
+        "--raw",
+        "--prompt",
+        "x",
+        "--backend",
+        "cpu",
+        "--max-tokens",
+        "4",
+    ];
+    for sampling in [["--temperature", "0"], ["--seed", "1"]] {
+        let args = [&base[..], &sampling].concat();
+        fails(&args, 1, &["not finite", "--float f32"]);
+        let output = tlite(&[&args[..], &["--float", "f32"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
 }
 
 #[test]
