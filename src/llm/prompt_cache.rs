@@ -68,7 +68,8 @@ pub trait States {
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>>;
 
     /// Replaces the cache by one of `tokens` tokens. `states` holds the last rows of each state:
-    /// all, or for a sliding-window state at least one fewer than its window.
+    /// all, or for a sliding-window state at least one fewer than its window. After an error the
+    /// contents of the cache are unspecified; truncate it to 0 tokens.
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()>;
 }
 
@@ -147,13 +148,17 @@ pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Resul
 }
 
 /// Fills the cache of `model` from `path` and returns its tokens, at most as many as the context
-/// holds. Returns none if the file does not exist. An error if the model has no cache, or the file
-/// is damaged or belongs to another model or KV cache type; the cache is then unchanged.
+/// holds. Returns none, and empties the cache, if the file does not exist. An error if the model has
+/// no cache, or the file is damaged or belongs to another model or KV cache type; the cache is then
+/// unchanged. If the device fails while the cache is written, the cache is empty afterwards.
 pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let context = model.context();
     let states = states(model, path)?;
     let bytes = match read_file(path, MAX_BYTES) {
-        Err(Error::Io { source, .. }) if source.kind() == NotFound => return Ok(Vec::new()),
+        Err(Error::Io { source, .. }) if source.kind() == NotFound => {
+            model.truncate(0);
+            return Ok(Vec::new());
+        }
         read => read?,
     };
     let wanted = states.identity()?;
@@ -174,8 +179,12 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
         );
         return Err(damaged(path, &what));
     }
-    states.write_states(tokens.len(), &parts)?;
-    Ok(tokens)
+    let written = states.write_states(tokens.len(), &parts);
+    if written.is_err() {
+        // Some states may have been written.
+        model.truncate(0);
+    }
+    written.map(|()| tokens)
 }
 
 /// The file without its checksum, which must be right.
@@ -309,8 +318,10 @@ impl<'a> Rest<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::FakeModel;
+    use crate::llm::testing::{FakeModel, byte_codec};
+    use crate::llm::{GenerateOptions, Session};
     use crate::testing::{assert_carries, assert_error, carries};
+    use std::sync::Arc;
 
     fn layout(name: &str, row: usize) -> Layout {
         Layout {
@@ -326,6 +337,8 @@ mod tests {
         identity: Identity,
         /// Rows that the second state has no longer.
         gone: usize,
+        /// Writing fails after the first state.
+        fails: bool,
     }
 
     impl Saved {
@@ -338,6 +351,7 @@ mod tests {
                     states: vec![layout("k", 2), layout("v", 1)],
                 },
                 gone: 0,
+                fails: false,
             }
         }
     }
@@ -360,6 +374,9 @@ mod tests {
             let (rows, last) = states[0].as_chunks::<2>();
             assert_eq!((rows.len(), last.len()), (tokens, 0));
             self.model.cache = rows.iter().map(|t| u32::from(t[0])).collect();
+            if self.fails {
+                return Err(Error::other(Stage::Run, "device lost"));
+            }
             self.gone = tokens - states[1].len();
             assert_eq!(self.read_state(1).unwrap(), states[1]);
             Ok(())
@@ -412,6 +429,37 @@ mod tests {
         assert_carries(e, &["3", "1"]);
         let e = save(&path, &mut model.model, &[5, 6, 7]).unwrap_err();
         assert!(e.is_usage(), "{e}");
+    }
+
+    #[test]
+    fn a_failed_load_leaves_no_foreign_keys() {
+        let (dir, codec) = byte_codec("{}");
+        let path = dir.path().join("cache");
+        let mut model = Saved::new(10);
+        model.model.cache = vec![5, 6, 7];
+        save(&path, &mut model, &[5, 6, 7]).unwrap();
+        let mut session = Session::new(Box::new(Saved::new(10)), Arc::new(codec));
+        session.load_cache(&path).unwrap();
+        assert_eq!(session.cached(), [5, 6, 7]);
+        // The file is refused before anything is written.
+        std::fs::write(dir.path().join("bad"), "x").unwrap();
+        session.load_cache(&dir.path().join("bad")).unwrap_err();
+        assert_eq!(session.cached(), [5, 6, 7]);
+        session.load_cache(&dir.path().join("none")).unwrap();
+        assert_eq!(session.cached(), [0; 0]);
+        let mut model = Saved::new(10);
+        model.fails = true;
+        assert!(load(&path, &mut model).is_err());
+        assert!(model.is_empty());
+        let codec = session.codec().clone();
+        let mut session = Session::new(Box::new(model), codec);
+        session
+            .generate(&[5, 6][..], &GenerateOptions::default())
+            .unwrap()
+            .next();
+        assert_eq!(session.cached(), [5, 6]);
+        session.load_cache(&path).unwrap_err();
+        assert_eq!(session.cached(), [0; 0]);
     }
 
     #[test]

@@ -171,7 +171,10 @@ impl Session {
     /// Loads the cache from the file `path`, if it exists. Returns the errors of
     /// [`prompt_cache::load`].
     pub fn load_cache(&mut self, path: &Path) -> Result<()> {
-        self.cached = prompt_cache::load(path, self.model.as_mut())?;
+        let loaded = prompt_cache::load(path, self.model.as_mut());
+        // After some errors the cache of the model is empty.
+        self.cached.truncate(self.model.len());
+        self.cached = loaded?;
         Ok(())
     }
 

@@ -111,6 +111,8 @@ impl States for DeviceModel {
 
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {
         let layouts = self.identity()?.states;
+        // Empty until all states are written.
+        self.len = self.rings.cut(0);
         for (index, (bytes, layout)) in states.iter().zip(&layouts).enumerate() {
             let (row, room) = (layout.row.max(1), self.room(index));
             let given = bytes.len() / row;
