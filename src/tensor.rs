@@ -205,8 +205,11 @@ impl HostTensor {
         let expected = byte_len(dtype, shape)?;
         check_len(dtype, shape, expected, bytes.len())?;
         let mut owned = Owned::new(expected)?;
-        if let Some(target) = bytemuck::cast_slice_mut::<u64, u8>(&mut owned.words).get_mut(..expected) {
-            target.copy_from_slice(bytes);
+        let space = bytemuck::cast_slice_mut::<u64, u8>(&mut owned.words);
+        let found = space.len();
+        match space.get_mut(..expected) {
+            Some(target) => target.copy_from_slice(bytes),
+            None => check_len(dtype, shape, expected, found)?,
         }
         Ok(Self {
             dtype,

@@ -2,12 +2,12 @@
 
 use super::{Decoder, Logits, Observe, check_room, check_rows};
 use crate::error::{Error, Result, Stage};
-use crate::graph::ValueId;
 use crate::graph::interp::Interpreter;
 use crate::graph::pass::ROWS;
+use crate::graph::{State, ValueId};
 use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,24 +33,45 @@ impl HostModel {
             context,
             len: 0,
         };
-        model.clear()?;
+        model.states = model.empty_states()?;
         Ok(model)
     }
 
-    fn clear(&mut self) -> Result<()> {
-        let none = self.decoder.sizes(0, 0);
-        for s in self.decoder.graph.states() {
-            let fact = self.decoder.graph.fact(s.input)?;
+    /// States without rows.
+    fn empty_states(&self) -> Result<HashMap<ValueId, HostTensor>> {
+        let (none, graph) = (self.decoder.sizes(0, 0), &self.decoder.graph);
+        let empty = |s: &State| {
+            let fact = graph.fact(s.input)?;
             let shape = fact
                 .shape
                 .eval(&none)
                 .map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            let empty =
-                HostTensor::zeros(fact.dtype, &shape).map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-            self.states.insert(s.input, empty);
-        }
-        self.len = 0;
-        Ok(())
+            let empty = HostTensor::zeros(fact.dtype, &shape);
+            Ok((
+                s.input,
+                empty.map_err(|e| Error::other(Stage::Run, e.to_string()))?,
+            ))
+        };
+        graph.states().iter().map(empty).collect()
+    }
+
+    /// The first `len` rows of all states.
+    fn first_rows(&self, len: usize) -> Result<HashMap<ValueId, HostTensor>> {
+        let first = |s: &State| {
+            let missing = || Error::internal(Stage::Run, "a state has fewer rows than tokens");
+            let t = self.states.get(&s.input).ok_or_else(missing)?;
+            let failed = |e: TensorError| Error::other(Stage::Run, e.to_string());
+            // All axes before the growing one have size 1, so the first rows are a prefix of the
+            // bytes.
+            let mut shape = t.shape().to_vec();
+            let rows = shape.get_mut(s.axis).ok_or_else(missing)?;
+            let row = t.byte_len().checked_div(*rows).unwrap_or(0);
+            *rows = len;
+            let bytes = t.bytes().map_err(failed)?.get(..row * len).ok_or_else(missing)?;
+            let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(failed)?;
+            Ok((s.input, part))
+        };
+        self.decoder.graph.states().iter().map(first).collect()
     }
 
     /// Appends `tokens` and returns the graph's outputs.
@@ -134,26 +155,18 @@ impl LanguageModel for HostModel {
     }
 
     fn truncate(&mut self, len: usize) -> usize {
-        if len >= self.len {
-            return self.len;
+        if len < self.len {
+            let kept = self.first_rows(len).map(|states| (states, len));
+            // Without memory for a copy, all tokens are fed again. Without states, runs fail.
+            (self.states, self.len) = kept.unwrap_or_else(|e| {
+                log::warn!(
+                    "the cache is emptied, since it cannot be truncated: {}",
+                    e.chain()
+                );
+                (self.empty_states().unwrap_or_default(), 0)
+            });
         }
-        let graph = self.decoder.graph.clone();
-        for s in graph.states() {
-            let Some(t) = self.states.get(&s.input) else {
-                continue;
-            };
-            // All axes before the growing one have size 1, so the first rows are a prefix of the
-            // bytes.
-            let mut shape = t.shape().to_vec();
-            let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
-            shape[s.axis] = len;
-            let bytes = t.bytes().ok().and_then(|b| b.get(..row * len));
-            if let Some(Ok(part)) = bytes.map(|b| HostTensor::from_bytes(t.dtype(), &shape, b)) {
-                self.states.insert(s.input, part);
-            }
-        }
-        self.len = len;
-        len
+        self.len
     }
 }
 
