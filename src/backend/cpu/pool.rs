@@ -1,13 +1,16 @@
-//! Threads that share the pieces of one dispatch after another.
+//! Threads that share the pieces of dispatches.
 //!
 //! A thread that is free takes the next piece. The caller waits for pieces, not for threads, so a
 //! thread that the system has suspended delays nothing unless it is inside a piece. Threads without
 //! work spin for some microseconds, because the next dispatch usually follows at once, then sleep.
+//!
+//! Dispatches of several callers run at the same time, each in a slot. Threads of the pool take
+//! pieces from all slots in turn; a caller takes only its own.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A wait that spins before the thread sleeps. After some rounds, each offers the core to others:
@@ -34,6 +37,8 @@ impl Spin {
 
 /// Bits of each of the ticket's two numbers of pieces.
 const PIECES: u32 = 32;
+/// Number of dispatches that share the threads. Callers beyond it keep cores busy by themselves.
+const SLOTS: usize = 4;
 
 /// The work of a piece, with its index.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
@@ -43,8 +48,6 @@ pub struct Pool {
     shared: Arc<Shared>,
     /// The threads besides the caller.
     workers: Vec<JoinHandle<()>>,
-    /// Held during a dispatch.
-    turn: Mutex<()>,
 }
 
 /// A piece panicked with this message. This is a bug in a kernel.
@@ -59,7 +62,12 @@ impl Panicked {
     }
 }
 
-struct Shared {
+/// A dispatch of one caller, then of another. Slots are on different cache lines.
+#[repr(align(128))]
+#[derive(Default)]
+struct Slot {
+    /// A caller uses the slot.
+    taken: AtomicBool,
     /// The dispatch's number of pieces in the high bits, and the next piece in the low bits. A
     /// thread that takes a piece of a later dispatch than it looked at does the work of that one.
     ticket: AtomicU64,
@@ -69,27 +77,37 @@ struct Shared {
     work: AtomicPtr<&'static Work<'static>>,
     /// The first panic of the dispatch.
     panicked: Mutex<Option<Panicked>>,
+    caller_sleeps: AtomicBool,
+    lock: Mutex<()>,
+    /// Signaled when all pieces are done.
+    finished: Condvar,
+}
+
+struct Shared {
+    slots: [Slot; SLOTS],
     stop: AtomicBool,
     sleeping: AtomicUsize,
-    caller_sleeps: AtomicBool,
     lock: Mutex<()>,
     /// Signaled when there is work or the pool stops.
     wake: Condvar,
-    /// Signaled when all pieces are done.
-    finished: Condvar,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl Slot {
     fn total(ticket: u64) -> u64 {
         ticket >> PIECES
     }
 
     fn next(ticket: u64) -> u64 {
         ticket & ((1 << PIECES) - 1)
+    }
+
+    /// Makes the slot the caller's; false if another uses it.
+    fn claim(&self) -> bool {
+        !self.taken.load(Ordering::Relaxed) && !self.taken.swap(true, Ordering::Acquire)
     }
 
     /// Takes the next piece.
@@ -114,31 +132,60 @@ impl Shared {
         Self::next(ticket) < Self::total(ticket)
     }
 
-    /// Runs pieces until none are left.
-    fn help(&self) {
-        while let Some(piece) = self.take() {
-            let work = self.work.load(Ordering::Acquire);
-            // SAFETY: the caller keeps the work alive until all pieces are done, and this piece is
-            // not done.
-            let work = unsafe { *work };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
-                lock(&self.panicked).get_or_insert_with(|| Panicked::new(payload.as_ref()));
-            }
-            let total = Self::total(self.ticket.load(Ordering::Relaxed)) as usize;
-            let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
-            if done == total && self.caller_sleeps.load(Ordering::SeqCst) {
-                let _guard = lock(&self.lock);
-                self.finished.notify_one();
-            }
+    /// Runs the next piece; false if none is left.
+    fn help(&self) -> bool {
+        let Some(piece) = self.take() else {
+            return false;
+        };
+        let work = self.work.load(Ordering::Acquire);
+        // SAFETY: the caller keeps the work alive until all pieces are done, and this piece is not
+        // done. Until then, no other dispatch begins in this slot.
+        let work = unsafe { *work };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
+            lock(&self.panicked).get_or_insert_with(|| Panicked::new(payload.as_ref()));
         }
+        let total = Self::total(self.ticket.load(Ordering::Relaxed)) as usize;
+        let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
+        if done == total && self.caller_sleeps.load(Ordering::SeqCst) {
+            let _guard = lock(&self.lock);
+            self.finished.notify_one();
+        }
+        true
+    }
+
+    /// Waits until all pieces are done.
+    fn wait(&self, pieces: usize) {
+        let is_done = || self.done.load(Ordering::SeqCst) == pieces;
+        let mut spin = Spin::default();
+        while !is_done() {
+            if spin.round() {
+                continue;
+            }
+            let mut guard = lock(&self.lock);
+            self.caller_sleeps.store(true, Ordering::SeqCst);
+            while !is_done() {
+                guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.caller_sleeps.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Shared {
+    fn has_work(&self) -> bool {
+        self.slots.iter().any(Slot::has_work)
+    }
+
+    /// Runs a piece of each slot; false if there was none.
+    fn help(&self) -> bool {
+        self.slots.iter().fold(false, |any, slot| slot.help() || any)
     }
 
     /// The loop of a worker thread.
     fn serve(&self) {
         let mut spin = Spin::default();
         while !self.stop.load(Ordering::Relaxed) {
-            if self.has_work() {
-                self.help();
+            if self.help() {
                 spin = Spin::default();
             } else if !spin.round() {
                 let guard = lock(&self.lock);
@@ -158,16 +205,11 @@ impl Pool {
     /// cannot start them all.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
-            ticket: AtomicU64::new(0),
-            done: AtomicUsize::new(0),
-            work: AtomicPtr::new(std::ptr::null_mut()),
-            panicked: Mutex::new(None),
+            slots: Default::default(),
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
-            caller_sleeps: AtomicBool::new(false),
             lock: Mutex::new(()),
             wake: Condvar::new(),
-            finished: Condvar::new(),
         });
         let start = |_| {
             let shared = Arc::clone(&shared);
@@ -175,11 +217,7 @@ impl Pool {
             thread.spawn(move || shared.serve()).ok()
         };
         let workers = (1..threads).map_while(start).collect();
-        Self {
-            shared,
-            workers,
-            turn: Mutex::new(()),
-        }
+        Self { shared, workers }
     }
 
     /// Number of threads, including the caller.
@@ -187,51 +225,32 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `work` with each index in `0..pieces`. If the pool is busy with another caller's
-    /// dispatch, the calling thread runs all pieces itself.
+    /// Calls `work` with each index in `0..pieces`, on several threads. Several callers share the
+    /// threads.
     pub fn run(&self, pieces: usize, work: &Work<'_>) -> Result<(), Panicked> {
+        let shared = &*self.shared;
         let shares = !self.workers.is_empty() && (2..1 << PIECES).contains(&(pieces as u64));
-        let turn = match shares.then(|| self.turn.try_lock()) {
-            Some(Ok(guard)) => Some(guard),
-            Some(Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
-            Some(Err(TryLockError::WouldBlock)) | None => None,
-        };
-        let Some(turn) = turn else {
+        let free = || shared.slots.iter().find(|slot| slot.claim());
+        let Some(slot) = shares.then(free).flatten() else {
             let all = AssertUnwindSafe(|| (0..pieces).for_each(work));
             return catch_unwind(all).map_err(|payload| Panicked::new(payload.as_ref()));
         };
-        let shared = &*self.shared;
         // SAFETY: only the lifetime changes; this function returns after all pieces are done, and
-        // no thread reads the work after that.
+        // no thread reads the work after that. It does not unwind before: pieces catch panics.
         let mut work: &'static Work<'static> =
             unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
-        shared.done.store(0, Ordering::Relaxed);
-        shared.work.store(&raw mut work, Ordering::Release);
-        shared.ticket.store((pieces as u64) << PIECES, Ordering::SeqCst);
+        slot.done.store(0, Ordering::Relaxed);
+        slot.work.store(&raw mut work, Ordering::Release);
+        slot.ticket.store((pieces as u64) << PIECES, Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             let _guard = lock(&shared.lock);
             shared.wake.notify_all();
         }
-        shared.help();
-        let is_done = || shared.done.load(Ordering::SeqCst) == pieces;
-        let mut spin = Spin::default();
-        while !is_done() {
-            if spin.round() {
-                continue;
-            }
-            let mut guard = lock(&shared.lock);
-            shared.caller_sleeps.store(true, Ordering::SeqCst);
-            while !is_done() {
-                guard = shared
-                    .finished
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            shared.caller_sleeps.store(false, Ordering::SeqCst);
-        }
-        let panicked = lock(&shared.panicked).take();
-        // The next dispatch may panic as soon as it has the turn.
-        drop(turn);
+        while slot.help() {}
+        slot.wait(pieces);
+        let panicked = lock(&slot.panicked).take();
+        // The next dispatch may panic as soon as it has the slot.
+        slot.taken.store(false, Ordering::Release);
         panicked.map_or(Ok(()), Err)
     }
 }
@@ -276,7 +295,7 @@ mod tests {
     fn callers_share_a_pool() {
         let pool = Pool::new(3);
         std::thread::scope(|scope| {
-            for _ in 0..4 {
+            for _ in 0..SLOTS + 2 {
                 scope.spawn(|| {
                     for pieces in 1..100 {
                         let sum = AtomicUsize::new(0);
@@ -288,6 +307,41 @@ mod tests {
                     }
                 });
             }
+        });
+    }
+
+    /// A dispatch that begins during another one is not left to its caller.
+    #[test]
+    fn dispatches_of_two_callers_share_threads() {
+        let pool = Pool::new(4);
+        let release = AtomicBool::new(false);
+        let begun = AtomicUsize::new(0);
+        let until = |done: &dyn Fn() -> bool| {
+            let start = std::time::Instant::now();
+            while !done() && start.elapsed().as_secs() < 20 {
+                std::thread::yield_now();
+            }
+            done()
+        };
+        std::thread::scope(|scope| {
+            // Occupies its caller and a thread of the pool.
+            scope.spawn(|| {
+                pool.run(2, &|_| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    until(&|| release.load(Ordering::SeqCst));
+                })
+            });
+            assert!(until(&|| begun.load(Ordering::SeqCst) == 2));
+            let inside = AtomicUsize::new(0);
+            pool.run(3, &|_| {
+                inside.fetch_add(1, Ordering::SeqCst);
+                assert!(
+                    until(&|| inside.load(Ordering::SeqCst) == 3),
+                    "pieces run at the same time"
+                );
+            })
+            .unwrap();
+            release.store(true, Ordering::SeqCst);
         });
     }
 
