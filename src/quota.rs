@@ -93,6 +93,8 @@ struct Current {
     /// Iterations that ran in the call.
     iterations: u64,
     cancel: Option<Cancel>,
+    /// Quotas that are entered do not limit time.
+    untimed: bool,
 }
 
 thread_local! {
@@ -151,7 +153,8 @@ impl Quota {
     /// Applies the quota to this thread. A call begins: its time and iterations count from now.
     pub fn enter(&self) -> Entered {
         enter(|current| {
-            current.since = self.time.map(|_| Instant::now());
+            let timed = self.time.filter(|_| !current.untimed);
+            current.since = timed.map(|_| Instant::now());
             current.iterations = 0;
             current.quota = Some(self.clone());
         })
@@ -160,6 +163,11 @@ impl Quota {
     /// Bytes that further tensors may take.
     pub fn left(&self) -> u64 {
         self.memory.limit.saturating_sub(self.used())
+    }
+
+    /// Maximum duration of a call.
+    pub fn time(&self) -> Option<Duration> {
+        self.time
     }
 
     /// Bytes of the tensors that exist now.
@@ -171,6 +179,12 @@ impl Quota {
 /// Lets `cancel` end the calls on this thread.
 pub fn cancellable(cancel: &Cancel) -> Entered {
     enter(|current| current.cancel = Some(cancel.clone()))
+}
+
+/// Work for several calls, which neither the time of one of them nor its [`Cancel`] may end. Time
+/// is not limited, also by quotas that are entered meanwhile.
+pub fn common() -> Entered {
+    enter(|current| (current.cancel, current.since, current.untimed) = (None, None, true))
 }
 
 /// Applies `f` to what applies to this thread; `None` if the thread ends.

@@ -1,6 +1,6 @@
 //! Answers many requests at the same time.
 
-use super::steps::{BatchSequence, Steps};
+use super::steps::{BatchSequence, Steps, device_lost};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
@@ -14,6 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -129,10 +130,21 @@ pub(super) enum Sessions {
         session: Box<Mutex<Session>>,
         reproducible: bool,
         why: String,
+        /// The device is lost.
+        lost: AtomicBool,
     },
 }
 
 impl Sessions {
+    /// An error if no request can be answered.
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Batch(steps) => steps.check(),
+            Self::Turns { lost, .. } if lost.load(Ordering::Relaxed) => Err(device_lost()),
+            Self::Turns { .. } => Ok(()),
+        }
+    }
+
     /// Opens a session.
     fn open(&self, codec: &Arc<Codec>, priority: i32) -> Result<Session> {
         match self {
@@ -204,6 +216,7 @@ impl Batcher {
                     reproducible: batch.reproducible,
                     why,
                 };
+                    lost: AtomicBool::new(false),
                 Ok(Self::start(sessions, codec, 1, notes))
             }
             Err(e) => Err(e),
@@ -278,10 +291,16 @@ impl Batcher {
     }
 
     /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
-    /// [`Codec::encode`], a usage error for a prompt longer than the context, and an error if no
-    /// thread can be started. The ticket returns all other errors. Any number of requests may wait.
-    /// Generation does not wait for the ticket, which buffers all pieces until they are read;
-    /// [`GenerateOptions::max_tokens`] bounds this memory.
+    /// False if requests can no longer be answered, since the device is lost (kind
+    /// [`ErrorKind::DeviceLost`]) or a step has panicked. Load the model again.
+    pub fn is_alive(&self) -> bool {
+        self.sessions.check().is_ok()
+    }
+
+    /// [`Codec::encode`], a usage error for a prompt longer than the context, an error if no thread
+    /// can be started, and an error unless [`Batcher::is_alive`]. The ticket returns all other
+    /// errors. Any number of requests may wait. Generation does not wait for the ticket, which
+    /// buffers all pieces until they are read; [`GenerateOptions::max_tokens`] bounds this memory.
     pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
         let options = &mut request.options;
         options.cancel = options.cancel.child();
@@ -296,6 +315,7 @@ impl Batcher {
             return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
         }
         let (events, receiver) = channel();
+        self.sessions.check()?;
         let mut requests = self.queue.lock();
         if requests.idle <= requests.waiting.len() && requests.threads.len() < self.most {
             match self.start_thread() {
@@ -353,12 +373,17 @@ impl Job {
                 session,
                 reproducible,
                 ..
+                lost,
             } => {
                 let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
                 if *reproducible {
                     session.clear();
                 }
-                generate(&mut session, &prompt, request, &events)
+                let result = generate(&mut session, &prompt, request, &events);
+                if result.as_ref().is_err_and(|e| e.kind() == ErrorKind::DeviceLost) {
+                    lost.store(true, Ordering::Relaxed);
+                }
+                result
             }
         };
         // The ticket may have been dropped.

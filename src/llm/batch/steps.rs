@@ -6,11 +6,11 @@
 use super::scheduler::{Scheduler, SequenceId};
 use super::sequence::{JobResult, Wanted};
 use super::step::{Step, StepOutput};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::engine::{BatchConfig, RowModel, check_room, check_tokens};
-use crate::llm::{Cancel, Candidates, LanguageModel};
-use crate::quota;
+use crate::llm::{Candidates, LanguageModel};
+use crate::quota::{self, Exceeded};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,8 +36,30 @@ struct State {
     turns: Vec<Arc<Condvar>>,
     /// [`Steps`] was dropped: the thread ends with the last sequence.
     closing: bool,
-    /// A step has panicked, so there will be no other.
-    ended: bool,
+    /// Why there will be no other step.
+    ended: Option<Ended>,
+}
+
+/// Why steps end for good.
+#[derive(Clone, Copy, Debug)]
+enum Ended {
+    Panicked,
+    DeviceLost,
+}
+
+impl Ended {
+    fn error(self) -> Error {
+        match self {
+            Self::Panicked => Error::internal(Stage::Run, "a step has panicked (see standard error)"),
+            Self::DeviceLost => device_lost(),
+        }
+    }
+}
+
+/// The error of calls after the device was lost.
+pub(super) fn device_lost() -> Error {
+    let what = "the device was lost in an earlier run; load the model again";
+    Error::other(Stage::Run, what).of_kind(ErrorKind::DeviceLost)
 }
 
 impl State {
@@ -85,19 +107,25 @@ impl Shared {
         }));
         ran.unwrap_or_else(|_| {
             let mut state = self.lock();
-            state.ended = true;
-            state.turns.iter().for_each(|turn| turn.notify_all());
-            self.work.notify_all();
+            self.end(&mut state, Ended::Panicked);
             state
         })
     }
 
+    /// Lets nobody wait for another step.
+    fn end(&self, state: &mut State, why: Ended) {
+        state.ended = Some(why);
+        state.turns.iter().for_each(|turn| turn.notify_all());
+        self.work.notify_all();
+    }
+
     fn run_with(&self, mut runner: Box<Runner>) -> MutexGuard<'_, State> {
-        // A call that is cancelled must not end a step, which may have rows of other sequences.
-        let _uncancelled = quota::cancellable(&Cancel::default());
+        // No call may end a step, which may have rows of other sequences.
+        let _common = quota::common();
         let start = Instant::now();
         let result = runner.run();
         let time = start.elapsed();
+        let is_lost = result.as_ref().is_err_and(|e| e.kind() == ErrorKind::DeviceLost);
         let mut state = self.lock();
         (state.answered, state.last) = (Instant::now(), time);
         let State { scheduler, turns, .. } = &mut *state;
@@ -110,6 +138,9 @@ impl Shared {
         match result {
             Ok(()) => scheduler.finish(step, found, model.vocab(), time, &mut answered),
             Err(e) => scheduler.fail(step, &e, &mut answered),
+        }
+        if is_lost {
+            self.end(&mut state, Ended::DeviceLost);
         }
         // Under the lock that answered, so that a sequence that is alone can run its next step.
         state.runner = Some(runner);
@@ -128,7 +159,7 @@ impl Shared {
     fn wait_for_jobs(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.lock();
         loop {
-            if state.ended || state.closing && state.scheduler.opened() == 0 {
+            if state.ended.is_some() || state.closing && state.scheduler.opened() == 0 {
                 return None;
             }
             if state.runner.is_none() || !state.scheduler.has_jobs() {
@@ -161,6 +192,8 @@ struct Facts {
     vocab: usize,
     config: BatchConfig,
     finds_candidates: bool,
+    /// Maximum time of a call.
+    time: Option<Duration>,
 }
 
 impl Steps {
@@ -171,6 +204,7 @@ impl Steps {
             vocab: model.vocab(),
             config,
             finds_candidates: model.finds_candidates(),
+            time: model.time(),
         };
         let (pages, rows) = (config.context.div_ceil(PAGE), config.least_rows());
         if config.rows < rows || config.pages < pages || config.logits == 0 {
@@ -191,7 +225,7 @@ impl Steps {
                 pause: Duration::from_millis(1),
                 turns: Vec::new(),
                 closing: false,
-                ended: false,
+                ended: None,
             }),
             work: Condvar::new(),
         });
@@ -211,6 +245,14 @@ impl Steps {
     pub fn sequence(&self) -> BatchSequence {
         let id = self.shared.lock().scheduler.open();
         BatchSequence::new(&self.shared, id, 0, self.facts)
+    }
+
+    /// An error if there will be no other step: one has panicked, or the device is lost.
+    pub fn check(&self) -> Result<()> {
+        self.shared
+            .lock()
+            .ended
+            .map_or(Ok(()), |ended| Err(ended.error()))
     }
 
     /// Number of pages that sequences use, and of pages that only hold cached prefixes.
@@ -370,32 +412,38 @@ impl BatchSequence {
         self.wait(&shared, state, take)
     }
 
-    /// Waits for the answer to the queued tokens and passes it to `take`.
+    /// Fails if a call that began at `start` has no time left.
+    fn check_time(&self, start: Instant) -> Result<(), Exceeded> {
+        let late = self.facts.time.filter(|limit| start.elapsed() > *limit);
+        late.map_or(Ok(()), |limit| Err(Exceeded::Time(limit)))
+    }
+
+    /// Waits for the answer to the queued tokens and passes it to `take`. Only this call fails if it
+    /// takes too long.
     fn wait<'a, T>(
         &mut self,
         shared: &'a Shared,
         mut state: MutexGuard<'a, State>,
         take: impl FnOnce(&mut JobResult) -> T,
     ) -> Result<T> {
-        let mut limit = None;
+        let (start, mut limit) = (Instant::now(), None);
         let result = loop {
             if let Some(answer) = state.scheduler.answer(self.id) {
-                break match answer.error.take() {
-                    Some(e) => Err(limit.unwrap_or(e)),
+                let late = self.check_time(start).err();
+                let late = late.map(|e| Error::exceeded(Stage::Run, e));
+                break match answer.error.take().map(|e| limit.unwrap_or(e)).or(late) {
+                    Some(e) => Err(e),
                     None => {
                         self.reused = answer.reused;
                         Ok(take(answer))
                     }
                 };
             }
-            if state.ended {
-                break Err(Error::internal(
-                    Stage::Run,
-                    "a step has panicked (see standard error)",
-                ));
+            if let Some(ended) = state.ended {
+                break Err(ended.error());
             }
             if limit.is_none()
-                && let Err(e) = quota::check()
+                && let Err(e) = quota::check().and_then(|()| self.check_time(start))
             {
                 let e = Error::exceeded(Stage::Run, e);
                 if state.scheduler.cancel(self.id) {

@@ -49,8 +49,9 @@ struct FakeRows {
     fails_in: Option<usize>,
     unread_in: Option<usize>,
     steps: Arc<AtomicUsize>,
-    /// Time of a step.
+    /// Time of a step, and the limit of each call.
     time: Duration,
+    limit: Option<Duration>,
 }
 
 impl FakeRows {
@@ -71,6 +72,7 @@ impl FakeRows {
             unread_in: None,
             steps: Arc::default(),
             time: Duration::ZERO,
+            limit: None,
         }
     }
 
@@ -104,7 +106,7 @@ impl RowModel for FakeRows {
         if self.fails_in == Some(0) {
             self.fails_in = None;
             self.cache.fill(None);
-            return Err(Error::other(Stage::Run, "lost").of_kind(ErrorKind::DeviceLost));
+            return Err(Error::other(Stage::Run, "full").of_kind(ErrorKind::OutOfMemory));
         }
         self.fails_in = self.fails_in.map(|n| n - 1);
         self.results.clear();
@@ -158,6 +160,10 @@ impl RowModel for FakeRows {
 
     fn finds_candidates(&self) -> bool {
         true
+    }
+
+    fn time(&self) -> Option<Duration> {
+        self.limit
     }
 
     fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()> {

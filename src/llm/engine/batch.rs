@@ -14,9 +14,11 @@ use crate::llm::roles::{Rows, int};
 use crate::note::Note;
 use crate::num::{self, signed};
 use crate::plan::{Options, Plan};
+use crate::quota::Quota;
 use crate::shape::{Bindings, Symbol};
 use crate::validate::first_run::{FirstRun, Observer};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Tokens of a step that validates kernels: more than one row tile of most kernels.
 const SAMPLE: usize = 12;
@@ -114,6 +116,9 @@ pub trait RowModel: Send {
 
     /// See [`LanguageModel::finds_candidates`](crate::llm::LanguageModel::finds_candidates).
     fn finds_candidates(&self) -> bool;
+
+    /// Maximum time of a call of one sequence, its wait for steps included. Steps are not limited.
+    fn time(&self) -> Option<Duration>;
 
     /// Appends the candidates of rows of the last step.
     fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()>;
@@ -345,6 +350,7 @@ pub struct BatchModel {
     candidates: RunCandidates,
     /// A row of logits.
     row: Vec<f32>,
+    time: Option<Duration>,
 }
 
 impl BatchModel {
@@ -384,6 +390,7 @@ impl BatchModel {
                 ids: Vec::new(),
                 candidates: RunCandidates::default(),
                 row: Vec::new(),
+                time: Quota::current().and_then(|quota| quota.time()),
             };
             if first.validate(&mut backend, &program, &mut |observer| model.observe(observer))? {
                 return Ok((model, first.notes().to_vec()));
@@ -493,6 +500,10 @@ impl RowModel for BatchModel {
 
     fn finds_candidates(&self) -> bool {
         candidates::are_found(&self.decoder.graph)
+    }
+
+    fn time(&self) -> Option<Duration> {
+        self.time
     }
 
     fn candidates(&mut self, first: usize, rows: usize, found: &mut Candidates) -> Result<()> {

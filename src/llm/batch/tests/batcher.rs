@@ -1,7 +1,8 @@
 //! Requests and tickets.
 
+use super::threads::hooked;
 use super::{CONFIG, FakeRows, VOCAB, steps};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
 use crate::llm::batch::steps::Steps;
 use crate::llm::codec::Codec;
@@ -144,6 +145,18 @@ fn cancelled_requests_end_wherever_they_are() {
 }
 
 #[test]
+fn nothing_is_submitted_after_the_last_step() {
+    let hook = || Err(Error::other(Stage::Run, "gone").of_kind(ErrorKind::DeviceLost));
+    let (_dir, batcher) = over(1, hooked(hook));
+    assert!(batcher.is_alive());
+    let mut ticket = batcher.submit(&[1u32, 2][..], request(9)).unwrap();
+    assert_eq!(ticket.text().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(!batcher.is_alive());
+    let e = batcher.submit(&[1u32, 2][..], request(9)).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DeviceLost);
+}
+
+#[test]
 fn errors_come_once_and_the_batcher_goes_on() {
     let (_dir, batcher) = batcher(1, Some(2));
     let long = vec![1; 257];
@@ -151,7 +164,7 @@ fn errors_come_once_and_the_batcher_goes_on() {
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
     let mut ticket = batcher.submit(prompt(1).as_slice(), request(9)).unwrap();
     let kinds: Vec<ErrorKind> = ticket.by_ref().filter_map(|p| Some(p.err()?.kind())).collect();
-    assert_eq!((kinds, ticket.finish()), (vec![ErrorKind::DeviceLost], None));
+    assert_eq!((kinds, ticket.finish()), (vec![ErrorKind::OutOfMemory], None));
     let mut ticket = batcher.submit(prompt(1).as_slice(), request(9)).unwrap();
     assert_eq!(ticket.text().unwrap(), alone(batcher.codec(), 1, 9));
     let mut empty = batcher.submit(&[][..] as &[u32], request(9)).unwrap();

@@ -286,8 +286,8 @@ fn a_search_that_ends_with_an_error_leaves_nothing_behind() {
     let e = beam_search(all.sequence(), &codec, &prompt, &cancelled).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Interrupted, "before the first step");
     let fails = steps(Some(3));
-    let lost = |e: Error| assert_eq!(e.kind(), ErrorKind::DeviceLost);
-    lost(beam_search(fails.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap_err());
+    let full = |e: Error| assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+    full(beam_search(fails.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap_err());
     assert_eq!(fails.used_pages()[0], 0);
     let search = |steps: &Steps| beam_search(steps.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap();
     assert_eq!(search(&fails), search(&steps(None)));

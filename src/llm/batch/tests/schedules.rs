@@ -233,7 +233,7 @@ impl Run {
                 let interrupted = e.kind() == ErrorKind::Interrupted && cancelled == Some(id);
                 let is_unread = e.kind() == ErrorKind::Other;
                 assert!(
-                    interrupted || is_unread || e.kind() == ErrorKind::DeviceLost,
+                    interrupted || is_unread || e.kind() == ErrorKind::OutOfMemory,
                     "{e}"
                 );
                 self.cancels += usize::from(interrupted);

@@ -8,8 +8,8 @@ use crate::llm::batch::steps::{BatchSequence, Steps};
 use crate::llm::engine::{BatchConfig, Reproducible, RowModel, Span};
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel};
-use crate::quota;
-use std::sync::atomic::Ordering;
+use crate::quota::{self, Quota};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -98,7 +98,7 @@ fn a_failed_step_ends_the_jobs_in_it_and_no_others() {
     let (mut first, mut second) = (steps.sequence(), steps.sequence());
     first.most_likely(&[1; 100]).unwrap();
     let e = first.most_likely(&[2]).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::DeviceLost);
+    assert_eq!(e.kind(), ErrorKind::OutOfMemory);
     assert_eq!(first.len(), 100, "known tokens are fed again");
     let found = first.most_likely(&[2]).unwrap();
     second.most_likely(&[1; 100]).unwrap();
@@ -190,6 +190,10 @@ impl RowModel for Hooked {
         self.0.finds_candidates()
     }
 
+    fn time(&self) -> Option<Duration> {
+        self.0.time()
+    }
+
     fn candidates(&mut self, first: usize, rows: usize, out: &mut Candidates) -> Result<()> {
         self.0.candidates(first, rows, out)
     }
@@ -199,7 +203,12 @@ impl RowModel for Hooked {
     }
 }
 
-fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
+pub(super) fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
+    limited(None, hook)
+}
+
+/// Steps whose calls may take so long.
+fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
     let config = BatchConfig {
         pages: 4,
         context: 100,
@@ -207,7 +216,11 @@ fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
         logits: 64,
         reproducible: Reproducible::No,
     };
-    Steps::start(Hooked(FakeRows::new(config, true), Box::new(hook))).unwrap()
+    let model = FakeRows {
+        limit,
+        ..FakeRows::new(config, true)
+    };
+    Steps::start(Hooked(model, Box::new(hook))).unwrap()
 }
 
 #[test]
@@ -223,7 +236,54 @@ fn no_one_waits_for_a_step_that_panicked() {
             let found = sequence.most_likely(&[1]);
             assert_eq!(found.unwrap_err().kind(), ErrorKind::Internal);
         }
+        assert_eq!(steps.check().unwrap_err().kind(), ErrorKind::Internal);
     }
+}
+
+#[test]
+fn nothing_runs_after_the_device_is_lost() {
+    let mut count = 0;
+    let steps = hooked(move || {
+        count += 1;
+        match count {
+            1 => Ok(()),
+            2 => Err(Error::other(Stage::Run, "gone").of_kind(ErrorKind::DeviceLost)),
+            _ => panic!("a step on a lost device"),
+        }
+    });
+    let (mut first, mut second) = (steps.sequence(), steps.sequence());
+    first.most_likely(&[1]).unwrap();
+    steps.check().unwrap();
+    for sequence in [&mut first, &mut second, &mut steps.sequence()] {
+        let e = sequence.most_likely(&[2]).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DeviceLost);
+    }
+    assert_eq!(steps.check().unwrap_err().kind(), ErrorKind::DeviceLost);
+}
+
+#[test]
+fn a_call_without_time_fails_no_other() {
+    let slow = Arc::new(AtomicBool::new(false));
+    let is_slow = slow.clone();
+    let limit = Duration::from_secs(1);
+    let steps = limited(Some(limit), move || {
+        if is_slow.load(Ordering::Relaxed) {
+            std::thread::sleep(limit * 3 / 2);
+        }
+        // The quota of a program, which executors enter.
+        let _call = Quota::new(0, Some(Duration::ZERO), 0).enter();
+        quota::check().map_err(|e| Error::exceeded(Stage::Run, e))
+    });
+    let (mut slow_one, mut other) = (steps.sequence(), steps.sequence());
+    other.most_likely(&[1; PAGE]).unwrap();
+    slow.store(true, Ordering::Relaxed);
+    let e = slow_one.most_likely(&[2]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+    slow.store(false, Ordering::Relaxed);
+    // No page was evicted.
+    assert_eq!(steps.used_pages(), [2, 0]);
+    other.most_likely(&[2]).unwrap();
+    slow_one.most_likely(&[2]).unwrap();
 }
 
 #[test]
