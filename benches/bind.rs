@@ -23,7 +23,7 @@ fn write(spec: &Spec) -> tempfile::TempDir {
 }
 
 fn plan(folder: &Path, context: usize) -> [Plan; 2] {
-    let absent = ImportOptions { absent_weights: true };
+    let absent = ImportOptions::PLANNING;
     let path = folder.join("model.onnx");
     let decoder = DecoderBuilder::new(&Target::DEVICE.with(Logits::Last))
         .load(&path, absent)

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if path.is_dir() {
         path.push("model.onnx");
     }
-    let mut graph = import_with(&path, ImportOptions { absent_weights: true })?;
+    let mut graph = import_with(&path, ImportOptions::PLANNING)?;
     derive::derive(&mut graph)?;
     let all = |values: &mut dyn Iterator<Item = ValueId>| -> Result<Vec<Value>, _> {
         values.map(|v| described(&graph, v)).collect()

@@ -254,8 +254,9 @@ typedef struct {
    What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
    tensors), time (of loading, and of each token or part of a prompt), iterations (of all loops
    in a run), tokenizer (bytes of tokenizer.json), template-steps and template-output (of the
-   chat template). NULL or a name left out means the default: half of the machine's memory, no
-   time limit, and bounds that no usual model reaches.
+   chat template), files (map, or read to copy the files into memory). NULL or a name left out
+   means the default: half of the machine's memory, no time limit, bounds that no usual model
+   reaches, and mapped files.
    */
   const char *limits;
   /*
@@ -392,9 +393,10 @@ int tlite_load_defaults(tlite_load_options *options, size_t size);
  exporters write next to them. `options` may be NULL. Returns a model, to be freed with
  `tlite_model_free`, or NULL on failure.
 
- The files of the model stay mapped into memory until it and its sessions are freed. Do not
- change or truncate them meanwhile: that can end the process with a bus error (SIGBUS). To update
- a model, write a new file and rename it.
+ The files of the model stay mapped into memory until it and its sessions are freed, unless
+ `limits` contains "files=read". Do not change or truncate them meanwhile: that changes the
+ weights, or ends the process with a bus error (SIGBUS). To update a model, write a new file and
+ rename it.
  */
 tlite_model *tlite_model_load(const char *path, const tlite_load_options *options);
 

@@ -84,8 +84,9 @@ pub struct TliteLoadOptions {
     /// What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
     /// tensors), time (of loading, and of each token or part of a prompt), iterations (of all loops
     /// in a run), tokenizer (bytes of tokenizer.json), template-steps and template-output (of the
-    /// chat template). NULL or a name left out means the default: half of the machine's memory, no
-    /// time limit, and bounds that no usual model reaches.
+    /// chat template), files (map, or read to copy the files into memory). NULL or a name left out
+    /// means the default: half of the machine's memory, no time limit, bounds that no usual model
+    /// reaches, and mapped files.
     pub limits: *const c_char,
     /// Threads of the backend "cpu", at most the cores that the process may use. 0 means all.
     pub threads: usize,
@@ -209,9 +210,9 @@ pub enum TliteError {
     Busy = 19,
     /// A model or a file exceeds one of the limits.
     LimitExceeded = 20,
-}
     /// The model computed logits that are NaN or infinite.
     NotFinite = 21,
+}
 
 impl From<ErrorKind> for TliteError {
     fn from(kind: ErrorKind) -> Self {
@@ -232,8 +233,8 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::ShapeMismatch => Self::ShapeMismatch,
             ErrorKind::MissingInput => Self::MissingInput,
             ErrorKind::Busy => Self::Busy,
-            ErrorKind::LimitExceeded => Self::LimitExceeded,
             ErrorKind::NotFinite => Self::NotFinite,
+            ErrorKind::LimitExceeded => Self::LimitExceeded,
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::Internal => Self::Internal,
             ErrorKind::Other => Self::Other,
@@ -357,9 +358,10 @@ pub unsafe extern "C" fn tlite_load_defaults(options: *mut TliteLoadOptions, siz
 /// exporters write next to them. `options` may be NULL. Returns a model, to be freed with
 /// `tlite_model_free`, or NULL on failure.
 ///
-/// The files of the model stay mapped into memory until it and its sessions are freed. Do not
-/// change or truncate them meanwhile: that can end the process with a bus error (SIGBUS). To update
-/// a model, write a new file and rename it.
+/// The files of the model stay mapped into memory until it and its sessions are freed, unless
+/// `limits` contains "files=read". Do not change or truncate them meanwhile: that changes the
+/// weights, or ends the process with a bus error (SIGBUS). To update a model, write a new file and
+/// rename it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_load(
     path: *const c_char,

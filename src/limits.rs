@@ -1,4 +1,4 @@
-//! Limits on what a model, which is untrusted input, may consume.
+//! Limits on what a model, which is untrusted input, may consume, and how its files are read.
 #![warn(missing_docs)]
 
 use crate::error::{Error, Result, Stage};
@@ -16,11 +16,12 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Limits {
     /// `memory`: bytes of tensors in host memory, the buffers of the backend `cpu` among them, that
-    /// a model and its calls may hold at once. Mapped weights do not count. `None` is half of the
-    /// memory of the machine, or of the process if it has less.
+    /// a model and its calls may hold at once. Mapped files do not count, files that are read do.
+    /// `None` is half of the memory of the machine, or of the process if it has less.
     pub memory: Option<u64>,
     /// `time`: duration of each load and of each run. Text generation runs the model once per token
-    /// and per part of a prompt. `None` is unlimited.
+    /// and per part of a prompt. A request of a [`Batcher`](crate::Batcher) fails if a run takes
+    /// longer, its wait for others included; other requests go on. `None` is unlimited.
     pub time: Option<Duration>,
     /// `iterations`: iterations of all ONNX `Loop` and `Scan` operators in one run.
     pub iterations: u64,
@@ -30,6 +31,11 @@ pub struct Limits {
     pub template_steps: u64,
     /// `template-output`: bytes of a rendered chat template.
     pub template_output: usize,
+    /// `files=read`: copies the files of the model into memory while it loads. The default,
+    /// `files=map`, maps them: loading is faster and takes less memory, but as long as the model
+    /// exists, no process may change the files. A change then changes results, and a file that is
+    /// cut ends the process with SIGBUS.
+    pub read_files: bool,
 }
 
 impl Default for Limits {
@@ -41,19 +47,21 @@ impl Default for Limits {
             tokenizer: MAX_TEXT_FILE,
             template_steps: 5_000_000,
             template_output: 16 << 20,
+            read_files: false,
         }
     }
 }
 
 impl Limits {
     /// The names of the limits in text.
-    pub const NAMES: [&str; 6] = [
+    pub const NAMES: [&str; 7] = [
         "memory",
         "time",
         "iterations",
         "tokenizer",
         "template-steps",
         "template-output",
+        "files",
     ];
 
     /// The quota of a model within these limits.
@@ -96,6 +104,13 @@ impl FromStr for Limits {
                 "template-output" => {
                     limits.template_output = usize::try_from(number(name, value)?)
                         .map_err(|_| invalid(name, value, "a number that this machine can address"))?;
+                }
+                "files" => {
+                    limits.read_files = match value {
+                        "read" => true,
+                        "map" => false,
+                        _ => return Err(invalid(name, value, "read or map")),
+                    }
                 }
                 _ => {
                     let what = format!("no limit \"{name}\"; expected {}", Self::NAMES.join(", "));
@@ -184,11 +199,12 @@ mod tests {
 
     #[test]
     fn limits_are_read_from_text() {
-        let limits: Limits = "memory=4G, time=1500ms,iterations=7".parse().unwrap();
+        let limits: Limits = "memory=4G, time=1500ms,iterations=7,files=read".parse().unwrap();
         let expected = Limits {
             memory: Some(4 << 30),
             time: Some(Duration::from_millis(1500)),
             iterations: 7,
+            read_files: true,
             ..Limits::default()
         };
         assert_eq!(limits, expected);

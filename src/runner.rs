@@ -12,7 +12,7 @@ use crate::cancel::Cancel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
-use crate::graph::onnx;
+use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::pass::{PassReport, Pipeline, Target};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
@@ -89,11 +89,24 @@ impl Default for RunnerOptions {
     }
 }
 
+impl RunnerOptions {
+    /// Reads the ONNX file `path`.
+    #[doc(hidden)]
+    pub fn import(&self, path: &Path) -> Result<Graph> {
+        let options = ImportOptions {
+            read_files: self.limits.read_files,
+            ..ImportOptions::default()
+        };
+        onnx::import_with(path, options)
+    }
+}
+
 impl Runner {
-    /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`.
+    /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`. Weight files stay
+    /// mapped, under the condition of [`Model::load`](crate::Model::load).
     pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
         let pipeline = Self::pipeline(backend.is_some(), options.integer);
-        Self::after(&pipeline, || onnx::import(path), backend, options)
+        Self::after(&pipeline, || options.import(path), backend, options)
     }
 
     /// Like [`Runner::load`], for a graph.

@@ -24,6 +24,11 @@ impl Model {
     /// that exporters write next to them. Usage errors: folder or file not found, no such device,
     /// options that do not fit the model. Notes are logged as warnings and returned by
     /// [`Model::notes`].
+    ///
+    /// The weight files of the model stay mapped into memory, unless
+    /// [`Limits::read_files`](crate::Limits::read_files) is set. As long as the model exists, neither
+    /// this process nor another may change or truncate them in place: the weights would change under
+    /// it, which is undefined behaviour, or the process would end with SIGBUS.
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();

@@ -148,7 +148,7 @@ fn many_rows_of_a_large_vocabulary_fit_grids() {
         candidates: true,
         ..Target::DEVICE.with(Logits::Tail)
     };
-    let absent = ImportOptions { absent_weights: true };
+    let absent = ImportOptions::PLANNING;
     let file = dir.path().join("model.onnx");
     let decoder = DecoderBuilder::new(&target).load(&file, absent).unwrap();
     let caps = Caps::generic_gpu();

@@ -25,7 +25,7 @@ use transformer_lite_convert::decoders::{self, Form, SPECS, Spec};
 use transformer_lite_convert::quantize::{self, quantize};
 
 const GB: u64 = 1_000_000_000;
-const ABSENT: ImportOptions = ImportOptions { absent_weights: true };
+const ABSENT: ImportOptions = ImportOptions::PLANNING;
 
 fn model(folder: &Path) -> std::path::PathBuf {
     folder.join("model.onnx")

@@ -69,7 +69,7 @@ fn golden_model(
 ) {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path()).unwrap();
-    let options = ImportOptions { absent_weights: true };
+    let options = ImportOptions::PLANNING;
     let mut graph = import_with(&dir.path().join("model.onnx"), options).unwrap();
     let passes = Vec::new();
     let edit_limit = usize::MAX;

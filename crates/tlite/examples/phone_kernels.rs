@@ -245,7 +245,7 @@ struct Cost {
 }
 
 fn cost(model: &Path) -> Result<Cost, AnyError> {
-    let mut graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
+    let mut graph = import_with(&model_file(model)?, ImportOptions::PLANNING)?;
     let decoder = Decoder::is_form_of(&graph);
     if decoder {
         Decoder::name_lengths(&mut graph)?;
@@ -309,7 +309,7 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
 
 /// All plans for running a model on a device, including options that select other kernels.
 fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
-    let graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
+    let graph = import_with(&model_file(model)?, ImportOptions::PLANNING)?;
     if !Decoder::is_form_of(&graph) {
         let request = Request {
             caps: caps.clone(),

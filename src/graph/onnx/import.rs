@@ -2,14 +2,14 @@
 
 use super::missing::{Missing, MissingParts};
 use super::proto::{AttributeProto, DimensionValue, GraphProto, NodeProto, TypeProto};
-use super::weights::{Weights, map};
+use super::weights::{Weights, bytes};
 use super::{decode, dtype_of};
 use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, OnnxName, Op, OpDef, OpError, OpResult};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::{Bytes, HostTensor};
+use crate::tensor::HostTensor;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -25,8 +25,19 @@ const OLDEST_OPSET: i64 = 6;
 pub struct ImportOptions {
     /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an
     /// error. The graph can then be derived and planned; reading the elements of an absent constant
-    /// is an error that names it. Existing files are mapped.
+    /// is an error that names it.
     pub absent_weights: bool,
+    /// Files are copied into memory instead of mapped; see
+    /// [`Limits::read_files`](crate::Limits::read_files).
+    pub read_files: bool,
+}
+
+impl ImportOptions {
+    /// For a model that is planned but not run: weights may be absent.
+    pub const PLANNING: Self = Self {
+        absent_weights: true,
+        read_files: false,
+    };
 }
 
 /// Reads an ONNX model. Weights in external files are memory-mapped. Shapes are not derived yet.
@@ -36,7 +47,7 @@ pub fn import(path: &Path) -> Result<Graph> {
 
 /// Like [`import`], with options.
 pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
-    let file = map(path)?;
+    let file = bytes(path, options.read_files)?;
     let model = decode::model(Stage::Import, path, file.bytes())?;
     let no_graph = || Error::file(Stage::Import, path, "not an ONNX model: there is no graph in it");
     let proto = model.graph.as_ref().ok_or_else(no_graph)?;
@@ -57,7 +68,10 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
             source: OpError::Unsupported(why),
         });
     }
-    let weights = RefCell::new(Weights::new(path).may_be_absent(options.absent_weights));
+    let weights = Weights::new(path)
+        .may_be_absent(options.absent_weights)
+        .copied(options.read_files);
+    let weights = RefCell::new(weights);
     let file = ModelFile {
         path,
         opsets: &opsets,

@@ -4,9 +4,10 @@ use super::panels::{LAYOUT, Stored};
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
 use crate::files::read::open_file;
-use crate::mapped::Mapped;
+use crate::mapped::{Copied, Mapped};
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -16,13 +17,31 @@ pub(super) const CHECKSUM: &str = "crc32";
 
 /// Memory-maps a whole file.
 pub fn map(path: &Path) -> Result<Mapped> {
-    let (file, length) = open_file(path)?;
-    if length == 0 {
-        // It cannot be mapped.
-        let what = "the file is empty; download it again";
-        return Err(Error::file(Stage::Import, path, what));
-    }
+    let (file, _) = open(path)?;
     Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))
+}
+
+/// The bytes of a file: copied into memory if `copied`, else mapped.
+pub fn bytes(path: &Path, copied: bool) -> Result<Arc<dyn Bytes>> {
+    if !copied {
+        return Ok(Arc::new(map(path)?));
+    }
+    let (file, length) = open(path)?;
+    let too_large = |e| Error::parse(Stage::Import, path, "the file is too large to be read", e);
+    let length = usize::try_from(length).map_err(too_large)?;
+    let copy = Copied::new(&file, length).map_err(|e| Error::io("cannot read", path, e))?;
+    Ok(Arc::new(copy.map_err(|e| Error::exceeded(Stage::Import, e))?))
+}
+
+/// Opens a file that has at least a byte, and returns its length.
+fn open(path: &Path) -> Result<(File, u64)> {
+    match open_file(path)? {
+        (_, 0) => {
+            let what = "the file is empty; download it again";
+            Err(Error::file(Stage::Import, path, what))
+        }
+        opened => Ok(opened),
+    }
 }
 
 /// Reads the tensors of one model.
@@ -32,6 +51,7 @@ pub struct Weights {
     /// Opened files; `None` for a missing file that is allowed to be absent.
     files: HashMap<String, Option<Arc<dyn Bytes>>>,
     may_be_absent: bool,
+    copied: bool,
 }
 
 impl Weights {
@@ -42,7 +62,14 @@ impl Weights {
             model: model.to_owned(),
             files: HashMap::new(),
             may_be_absent: false,
+            copied: false,
         }
+    }
+
+    /// If `copied`, files are copied into memory instead of mapped.
+    pub fn copied(mut self, copied: bool) -> Self {
+        self.copied = copied;
+        self
     }
 
     /// If `allowed`, tensors in missing files are [absent](HostTensor::absent) instead of an error.
@@ -107,7 +134,7 @@ impl Weights {
             let what = format!("tensor \"{name}\" refers to \"{location}\", which is not a file");
             return Err(Error::file(Stage::Import, &self.model, what));
         }
-        let file: Arc<dyn Bytes> = Arc::new(map(&path)?);
+        let file = bytes(&path, self.copied)?;
         self.files.insert(location.to_owned(), Some(file.clone()));
         Ok(Some(file))
     }

@@ -180,10 +180,11 @@ impl std::fmt::Debug for Batcher {
 }
 
 impl Batcher {
-    /// Loads the model folder `path`. Notes are logged as warnings and returned by
-    /// [`Batcher::notes`]. Returns the errors of [`Model::load`], and usage errors for
-    /// `batch`: no sequences, a cache smaller than the context, or one that exceeds the memory of
-    /// the device (kind [`ErrorKind::OutOfMemory`]).
+    /// Loads the model folder `path`, under the condition of [`Model::load`] on its files. Notes are
+    /// logged as warnings and returned by [`Batcher::notes`]. Returns the errors of
+    /// [`Model::load`], and usage errors for `batch`: no sequences, a cache smaller than the
+    /// context, or one that exceeds the memory of the device or the limit `memory` (kind
+    /// [`ErrorKind::OutOfMemory`]).
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();
@@ -215,8 +216,8 @@ impl Batcher {
                     session,
                     reproducible: batch.reproducible,
                     why,
-                };
                     lost: AtomicBool::new(false),
+                };
                 Ok(Self::start(sessions, codec, 1, notes))
             }
             Err(e) => Err(e),
@@ -290,13 +291,13 @@ impl Batcher {
         }
     }
 
-    /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
     /// False if requests can no longer be answered, since the device is lost (kind
     /// [`ErrorKind::DeviceLost`]) or a step has panicked. Load the model again.
     pub fn is_alive(&self) -> bool {
         self.sessions.check().is_ok()
     }
 
+    /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
     /// [`Codec::encode`], a usage error for a prompt longer than the context, an error if no thread
     /// can be started, and an error unless [`Batcher::is_alive`]. The ticket returns all other
     /// errors. Any number of requests may wait. Generation does not wait for the ticket, which
@@ -314,8 +315,8 @@ impl Batcher {
             );
             return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
         }
-        let (events, receiver) = channel();
         self.sessions.check()?;
+        let (events, receiver) = channel();
         let mut requests = self.queue.lock();
         if requests.idle <= requests.waiting.len() && requests.threads.len() < self.most {
             match self.start_thread() {
@@ -372,8 +373,8 @@ impl Job {
             Sessions::Turns {
                 session,
                 reproducible,
-                ..
                 lost,
+                ..
             } => {
                 let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
                 if *reproducible {

@@ -189,6 +189,7 @@ impl LoadOptions {
     pub(super) fn import(&self) -> ImportOptions {
         ImportOptions {
             absent_weights: self.weights != WeightSource::Files,
+            read_files: self.limits.read_files,
         }
     }
 

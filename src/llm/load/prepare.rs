@@ -27,7 +27,7 @@ impl PlannedDecoder {
     /// [`Loaded::new`](super::Loaded::new).
     pub fn new(folder: &ModelFolder, options: &LoadOptions, caps: &Caps) -> Result<Self> {
         options.check()?;
-        let weights = ImportOptions { absent_weights: true };
+        let weights = ImportOptions::PLANNING;
         // Reports cost, not answers, so notes are dropped.
         let mut unsaid = Vec::new();
         let (decoder, planned) = prepared(folder, options, Purpose::Generation, caps, weights, &mut unsaid)?;
@@ -96,7 +96,7 @@ fn windowed(
         return Ok(decoder);
     }
     // The host's passes do not look for windows.
-    let absent = ImportOptions { absent_weights: true };
+    let absent = ImportOptions::PLANNING;
     let target = Target::DEVICE.with(Logits::Last);
     let planned = DecoderBuilder::new(&target).load(&folder.onnx(), absent)?;
     if !planned.has_windows() {

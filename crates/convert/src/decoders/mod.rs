@@ -2,11 +2,11 @@
 //! none.
 //!
 //! Shapes and plans need no weights. Without weights the data file is declared but not written, and
-//! the model is read with `ImportOptions { absent_weights: true }`; a device can generate random
-//! weights ([`transformer_lite::unstable::executor::WeightSource`]). The graphs follow the models'
-//! Python code: sizes come from chains of `Shape`, `Gather` and `Concat`; normalization, rotary
-//! embedding, mask and attention are decomposed; the cache is an input (past) and an output
-//! (present). [`crate::checkpoint`] converts real checkpoints.
+//! the model is read with `ImportOptions::PLANNING`; a device can generate random weights
+//! ([`transformer_lite::unstable::executor::WeightSource`]). The graphs follow the models' Python
+//! code: sizes come from chains of `Shape`, `Gather` and `Concat`; normalization, rotary embedding,
+//! mask and attention are decomposed; the cache is an input (past) and an output (present).
+//! [`crate::checkpoint`] converts real checkpoints.
 
 mod builder;
 mod chat_glm;

@@ -140,7 +140,8 @@ pub struct LimitOptions {
     /// and of each token or part of a prompt, such as 30s or 500ms; unlimited), iterations (of all
     /// loops in a run; 1M), tokenizer (bytes of tokenizer.json; 256M), template-steps
     /// (instructions of the chat template; 5000000), template-output (bytes of a rendered chat
-    /// template; 16M). K, M and G are powers of 1024.
+    /// template; 16M), files (map or read: whether files are mapped or copied into memory, so that
+    /// other programs may change them; map). K, M and G are powers of 1024.
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
     pub limits: Limits,
 }

@@ -265,7 +265,7 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         integer,
     };
     let import = || {
-        let graph = onnx::import(file)?;
+        let graph = options.import(file)?;
         args.integer.note_unused(&graph);
         Ok(graph)
     };

@@ -313,7 +313,7 @@ struct Planned {
 /// True if the model in the folder or file `path` is a decoder. A usage error if there is no such
 /// file.
 pub fn is_decoder(path: &Path) -> Result<bool> {
-    let graph = import_with(&model_file(path)?, ImportOptions { absent_weights: true })?;
+    let graph = import_with(&model_file(path)?, ImportOptions::PLANNING)?;
     Ok(Decoder::is_form_of(&graph))
 }
 
@@ -325,7 +325,7 @@ pub fn plans(path: &Path, request: &Request) -> Result<Vec<Plan>> {
 
 fn planned(path: &Path, request: &Request) -> Result<Planned> {
     let file = model_file(path)?;
-    let mut graph = import_with(&file, ImportOptions { absent_weights: true })?;
+    let mut graph = import_with(&file, ImportOptions::PLANNING)?;
     Edit::new(&mut graph).set_constraints(request.bounds.clone());
     let decodes = Decoder::is_form_of(&graph);
     if decodes {
