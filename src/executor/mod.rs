@@ -12,7 +12,7 @@ pub mod random;
 mod run;
 
 pub use observe::{Observation, Observed, Room};
-pub use program::{Program, specs};
+pub use program::{Program, copied_bytes, specs};
 pub use random::WeightSource;
 pub use run::Timing;
 

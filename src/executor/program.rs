@@ -201,6 +201,23 @@ pub fn specs<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Vec<&'a KernelSpe
     all.filter(|s| seen.insert(*s)).collect()
 }
 
+/// Bytes of the weights of `plans` that a native device copies, because they are not stored in the
+/// form in which its kernels read them.
+pub fn copied_bytes(graph: &Graph, plans: &[Plan], caps: &Caps) -> u64 {
+    let align = usize::try_from(caps.profile.view_align).unwrap_or(1);
+    let is_shared = |key: &WeightKey| {
+        let tensors: Result<Vec<_>> = key.values.iter().map(|v| constant(graph, *v)).collect();
+        let found = tensors.ok().and_then(|tensors| {
+            let (source, range) = already_packed(&tensors, &key.pack)?;
+            source.bytes().get(range)
+        });
+        found.is_some_and(|bytes| bytes.as_ptr().align_offset(align) == 0)
+    };
+    let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
+    let copied = keys.into_iter().filter(|key| !is_shared(key));
+    copied.fold(0, |sum, key| sum.saturating_add(key.bytes(graph).unwrap_or(0)))
+}
+
 fn compile(backend: &mut dyn Backend, plan: &Plan) -> Result<Vec<KernelId>> {
     let mut ids = Vec::with_capacity(plan.kernels.len());
     for (i, spec) in plan.kernels.iter().enumerate() {

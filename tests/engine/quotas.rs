@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use tlite_testing::present as devices;
+use tlite_testing::{assert_error, present as devices, tiny_model};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{ErrorKind, Result};
 use transformer_lite::unstable::graph::body::Body;
@@ -10,10 +11,17 @@ use transformer_lite::unstable::graph::op::concat::Concat;
 use transformer_lite::unstable::graph::op::dft::Dft;
 use transformer_lite::unstable::graph::op::loop_body::Loop;
 use transformer_lite::unstable::graph::op::one_hot::OneHot;
+use transformer_lite::unstable::graph::op::paged_attention::PAGE;
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::unstable::graph::op::reshape::Reshape;
+use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId};
 use transformer_lite::unstable::limits::Limits;
+use transformer_lite::unstable::llm::engine::{Decoder, HostModel, RowModel};
+use transformer_lite::unstable::llm::load::{BatchOptions, LoadOptions, Loaded, LoadedRows, Purpose};
+use transformer_lite::unstable::llm::{LanguageModel, ModelFolder};
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::quota::Quota;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
 use transformer_lite::unstable::shape::{Dim, Fact, Shape};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -236,4 +244,91 @@ fn constants_of_passes_count() {
 fn loading_takes_only_its_time() {
     let error = load(doubled(10), "time=0s").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LimitExceeded);
+}
+
+#[test]
+fn a_cache_that_cannot_be_truncated_is_emptied() {
+    let (_dir, folder) = tiny_model("llama", Default::default());
+    let decoder = Decoder::load(&folder.join("model.onnx"), &Target::HOST).unwrap();
+    let mut model = HostModel::new(decoder, 64).unwrap();
+    let (mut wanted, mut found) = (Vec::new(), Vec::new());
+    model.forward(&[4, 5, 6], &mut wanted).unwrap();
+    model.forward(&[7, 8], &mut found).unwrap();
+    let none_left = Quota::new(0, None, 0).enter();
+    assert_eq!((model.truncate(3), model.len()), (0, 0));
+    drop(none_left);
+    model.forward(&[4, 5, 6], &mut found).unwrap();
+    assert_eq!(found, wanted);
+}
+
+/// Loads a language model on the host or on the backend `cpu`.
+fn options(backend: BackendChoice, limits: &str) -> LoadOptions {
+    LoadOptions {
+        place: Placement {
+            backend,
+            options: OpenOptions::default(),
+        },
+        limits: limits.parse().unwrap(),
+        ..LoadOptions::default()
+    }
+}
+
+#[test]
+fn files_that_are_read_may_change() {
+    let (_dir, folder) = tiny_model("llama", Default::default());
+    let load = |backend, limits: &str| {
+        let folder = ModelFolder::holding("model", &folder, &[])?;
+        let options = options(backend, limits);
+        Loaded::new(&folder, &options, Purpose::Generation, &mut |_| {})
+    };
+    for backend in [BackendChoice::Host, BackendChoice::On(BackendKind::Cpu)] {
+        let loaded = load(backend, "files=read").unwrap();
+        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        loaded.model().unwrap().forward(&[4, 5], &mut wanted).unwrap();
+        let kept: Vec<_> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.to_string_lossy().contains(".onnx"))
+            .map(|path| (std::fs::read(&path).unwrap(), path))
+            .collect();
+        for (bytes, path) in &kept {
+            std::fs::write(path, vec![0; bytes.len() / 2]).unwrap();
+        }
+        loaded.model().unwrap().forward(&[4, 5], &mut found).unwrap();
+        assert_eq!(found, wanted, "{backend:?}");
+        for (bytes, path) in &kept {
+            std::fs::write(path, bytes).unwrap();
+        }
+        let e = load(backend, "files=read,memory=16K").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+    }
+}
+
+#[test]
+fn the_largest_cache_of_a_batch_is_named_and_loads() {
+    let (_dir, folder) = tiny_model("llama", Default::default());
+    let folder = ModelFolder::holding("model", &folder, &[]).unwrap();
+    let load = |limits: &str, tokens: Option<usize>| {
+        let options = LoadOptions {
+            context: Some(64),
+            ..options(BackendChoice::On(BackendKind::Cpu), limits)
+        };
+        let batch = BatchOptions {
+            tokens,
+            ..BatchOptions::default()
+        };
+        LoadedRows::new(&folder, &options, &batch).map(|rows| rows.model.config().pages)
+    };
+    for limits in ["memory=4M", "memory=5M", "memory=9M"] {
+        let e = load(limits, Some(1 << 24)).unwrap_err();
+        assert_error(&e, ErrorKind::OutOfMemory, &["tokens", "`memory`"]);
+        let text = e.to_string();
+        let most = text
+            .split("at most ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next());
+        let most: usize = most.unwrap().parse().unwrap();
+        assert_eq!(load(limits, Some(most)).unwrap(), most / PAGE, "{e}");
+        load(limits, None).unwrap();
+    }
 }

@@ -4,6 +4,7 @@ use super::plans::PlanSet;
 use super::{Decoder, SequenceConfig};
 use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result};
+use crate::executor::copied_bytes;
 use crate::fmt::size_text;
 use crate::plan::{MemoryReport, Plan, weight_bytes};
 use crate::quota::Quota;
@@ -106,9 +107,15 @@ impl Decoder {
     pub(super) fn memory_of(&self, plans: &[Plan], context: usize, caps: &Caps) -> Result<DecoderMemory> {
         let sizes = |of: fn(&MemoryReport) -> u64| plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0);
         let weights = weight_bytes(&self.graph, plans)?;
-        // Memory of the CPU counts under the limit of the model, except mapped weights.
+        // Memory of the CPU counts under the limit of the model, except weights that are read in
+        // place.
         let allowed = Quota::current().filter(|_| caps.profile.is_native());
-        let allowed = allowed.map_or(u64::MAX, |quota| quota.left().saturating_add(weights));
+        let allowed = allowed.map_or(u64::MAX, |quota| {
+            let copied = copied_bytes(&self.graph, plans, caps);
+            let small = plans.iter().map(|p| p.live_bytes() + p.counters * 4).sum();
+            let left = quota.left().saturating_sub(small);
+            left.saturating_add(weights.saturating_sub(copied))
+        });
         Ok(DecoderMemory {
             weights,
             cache: sizes(|m| m.states),

@@ -134,7 +134,8 @@ fn config(
     let too_large = |name: &str, pages: usize| {
         let needed = size_text(page.saturating_mul(pages as u64));
         let what = format!(
-            "{} tokens need {needed}, but the model leaves {}; at most {} tokens fit",
+            "{} tokens need {needed}, but the model leaves {} of what the device, or the limit \
+             `memory`, allows; at most {} tokens fit",
             pages.saturating_mul(PAGE),
             size_text(free),
             fit * PAGE
