@@ -90,17 +90,6 @@ pub enum Note {
         /// Its driver.
         driver: String,
     },
-    /// Kernels that could not be validated are used unchecked.
-    KernelsUnvalidated {
-        /// Number of kernels.
-        count: usize,
-        /// One of them.
-        first: String,
-        /// The device.
-        device: String,
-        /// Its driver.
-        driver: String,
-    },
 }
 
 /// Why an option has no effect.
@@ -208,17 +197,6 @@ impl fmt::Display for Note {
                      `tlite cache clear --kind quarantine` tries them again"
                 )
             }
-            Self::KernelsUnvalidated {
-                count,
-                first,
-                device,
-                ..
-            } => write!(
-                f,
-                "{} could not be validated on {device} and are used anyway, for example {first}: \
-                 the results of these runs do not show whether they are correct",
-                crate::fmt::count_text(*count, "kernel")
-            ),
         }
     }
 }

@@ -161,7 +161,7 @@ impl Runner {
         &self.passes
     }
 
-    /// Notes so far about kernels that are not used or could not be validated.
+    /// Notes so far about kernels that are not used.
     pub fn notes(&self) -> &[Note] {
         self.first_run().map_or(&[], FirstRun::notes)
     }

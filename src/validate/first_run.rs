@@ -19,6 +19,7 @@ use crate::backend::{Backend, BackendError, Caps, QuarantineCause, Quarantined, 
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
+use crate::fmt::count_text;
 use crate::note::Note;
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
@@ -104,7 +105,7 @@ impl FirstRun {
         self.on_progress = Some(on_progress);
     }
 
-    /// Notes about kernels that are quarantined or could not be compared.
+    /// Notes about kernels that are quarantined.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
@@ -179,8 +180,7 @@ impl FirstRun {
         };
         self.validated += findings.validated;
         if findings.faults.is_empty() && findings.refused.is_empty() {
-            self.notes
-                .extend(unvalidated_note(program.caps(), &findings.unvalidated));
+            log_unvalidated(&findings.unvalidated);
             self.store_found(program.caps());
             return Ok(true);
         }
@@ -462,14 +462,13 @@ fn earlier_note(caps: &Caps) -> Option<Note> {
     })
 }
 
-/// A note about kernels that could not be compared.
-fn unvalidated_note(caps: &Caps, kernels: &[String]) -> Option<Note> {
-    Some(Note::KernelsUnvalidated {
-        count: kernels.len(),
-        first: kernels.iter().min()?.clone(),
-        device: caps.device.clone(),
-        driver: caps.driver.clone(),
-    })
+/// Logs kernels that could not be compared: their nodes read random weights, have no reference, or
+/// compute nothing but zeros or NaN in these runs. The user can do nothing about it.
+fn log_unvalidated(kernels: &[String]) {
+    if let Some(first) = kernels.iter().min() {
+        let count = count_text(kernels.len(), "new kernel");
+        log::info!("{count} could not be validated, for example {first}: no results to compare");
+    }
 }
 
 /// The variants at fault; an error if there are none.
