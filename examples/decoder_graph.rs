@@ -6,7 +6,7 @@
 //! weights, which is meant for small models. `tlite bench --random` generates those of large models
 //! on the device.
 
-use transformer_lite::unstable::tensor::DType;
+use transformer_lite::DType;
 use transformer_lite_convert::decoders::{self, Form, Spec};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

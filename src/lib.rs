@@ -57,8 +57,8 @@
 //!
 //! # Stability
 //!
-//! The names at the root of the crate are its interface. Everything else is private, or hidden in
-//! the module `unstable`, which the crates of this workspace build on and which may change in any
+//! The names at the root of the crate and in the modules [`options`] and [`results`] are its
+//! interface. Everything else is private, or hidden in the module `unstable`, which the crates of this workspace build on and which may change in any
 //! release.
 #![warn(
     clippy::expect_used,
@@ -134,6 +134,34 @@ pub use placement::{BackendChoice, Placement};
 pub use runner::{Runner, RunnerOptions};
 pub use shape::{Dim, Fact, Shape};
 pub use tensor::{DType, HostTensor};
+
+/// The types of fields of options.
+pub mod options {
+    pub use crate::internal::backend::isa::Isa;
+    pub use crate::internal::backend::{ImageUse, ReplayMode};
+    pub use crate::internal::executor::WeightSource;
+    pub use crate::internal::llm::sampler::{Dry, Penalties};
+    pub use crate::internal::llm::template::Values;
+    pub use crate::internal::quant::fixed::Arithmetic;
+    pub use crate::internal::runner::Checks;
+}
+
+/// The types of what functions return beside the types at the root: parts of results and of errors,
+/// figures, and progress.
+pub mod results {
+    pub use crate::internal::backend::{DeviceKind, Stats};
+    pub use crate::internal::cache::{Entry, Key, Kind};
+    pub use crate::internal::error::Cause;
+    pub use crate::internal::executor::Timing;
+    pub use crate::internal::graph::pass::PassReport;
+    pub use crate::internal::llm::load::{Loading, PlaceName, Used};
+    pub use crate::internal::llm::prompt_cache::{Identity, Layout};
+    pub use crate::internal::llm::template::Raised;
+    pub use crate::internal::note::Unused;
+    pub use crate::internal::runner::Named;
+    pub use crate::internal::shape::{Bindings, DimError, Known, Symbol};
+    pub use crate::internal::tensor::TensorError;
+}
 
 /// The internals, for the other crates of this workspace and for tests: without any promise.
 #[doc(hidden)]

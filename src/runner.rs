@@ -110,12 +110,14 @@ impl Runner {
     }
 
     /// Like [`Runner::load`], for a graph.
+    #[doc(hidden)]
     pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
         let pipeline = Self::pipeline(backend.is_some(), options.integer);
         Self::after(&pipeline, || Ok(graph), backend, options)
     }
 
     /// The passes of [`Runner::of`] for the interpreter or a device.
+    #[doc(hidden)]
     pub fn pipeline(device: bool, integer: Option<Arithmetic>) -> Pipeline {
         let place = if device { Target::DEVICE } else { Target::HOST };
         Pipeline::of(&Target {
@@ -126,6 +128,7 @@ impl Runner {
     }
 
     /// Like [`Runner::of`], with the given passes. `import` makes the graph, within the limits.
+    #[doc(hidden)]
     pub fn after(
         pipeline: &Pipeline,
         import: impl FnOnce() -> Result<Graph>,
@@ -186,6 +189,7 @@ impl Runner {
     }
 
     /// Capabilities of the device; `None` on the host.
+    #[doc(hidden)]
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Host(_) => None,
@@ -194,6 +198,7 @@ impl Runner {
     }
 
     /// The plan on the device, of the last run if plans depend on input values; `None` on the host.
+    #[doc(hidden)]
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
             Engine::Host(_) => None,
@@ -263,12 +268,14 @@ impl Runner {
 
     /// Checks sizes before a run; the error names the node or value that rejects them. A run may
     /// still fail, because sizes may depend on its data.
+    #[doc(hidden)]
     pub fn admits(&self, bindings: &Bindings) -> Result<()> {
         sizes::check(&self.graph, bindings).map_err(|what| Error::other(Stage::Run, what))
     }
 
     /// Small sizes for the symbols `open` that, together with `fixed`, satisfy the model's shapes;
     /// `None` if none are found.
+    #[doc(hidden)]
     pub fn small_sizes(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
         let mut rules = Rules::of(&self.graph);
         for c in self.plan().iter().flat_map(|p| p.conditions()) {

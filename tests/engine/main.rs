@@ -13,6 +13,7 @@ mod integer;
 mod kernels;
 mod limits;
 mod plans;
+mod public;
 mod quotas;
 mod shape_values;
 mod symbolic_cases;
