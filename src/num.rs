@@ -1,7 +1,8 @@
 //! Integer conversions. A number that does not fit is an error, unless its function says that it
 //! saturates.
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
+use std::slice::SliceIndex;
 
 /// A number that does not fit its target type. This is a bug in the code that computed the number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +20,18 @@ pub fn exact<T: TryFrom<S>, S: Copy + Display>(n: S, what: &'static str) -> Resu
         what,
         value: n.to_string(),
         target: std::any::type_name::<T>(),
+    })
+}
+
+/// The elements of `list` in `range`. An error means a bug in the code that computed the range.
+pub fn part<T, R>(list: &[T], range: R) -> Result<&[T], OutOfRange>
+where
+    R: SliceIndex<[T], Output = [T]> + Clone + Debug,
+{
+    list.get(range.clone()).ok_or_else(|| OutOfRange {
+        what: "a range",
+        value: format!("{range:?} of {} elements", list.len()),
+        target: "the list",
     })
 }
 
@@ -57,6 +70,18 @@ pub(crate) fn no_number<T: PartialOrd>(v: &T) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_whole_or_errors() {
+        let list = [1, 2, 3];
+        assert_eq!(
+            (part(&list, 1..3), part(&list, 3..)),
+            (Ok(&list[1..]), Ok(&[][..]))
+        );
+        let e = part(&list, 2..4).unwrap_err().to_string();
+        assert_eq!(e, "a range is 2..4 of 3 elements, which does not fit in the list");
+        assert!(part(&list, 4..).is_err());
+    }
 
     #[test]
     fn numbers_that_do_not_fit_are_errors() {

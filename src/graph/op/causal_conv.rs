@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand, room};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -72,13 +73,11 @@ impl Op for CausalConv {
         for line in 0..batch * channels {
             let channel = line % channels;
             let mut padded: Vec<f32> = match &before {
-                Some(b) => b.get(line * past..(line + 1) * past).unwrap_or_default().to_vec(),
+                Some(b) => num::part(b, line * past..(line + 1) * past)?.to_vec(),
                 None => vec![0.0; past],
             };
-            padded.extend_from_slice(data.get(line * length..(line + 1) * length).unwrap_or_default());
-            let weights = weights
-                .get(channel * taps..(channel + 1) * taps)
-                .unwrap_or_default();
+            padded.extend_from_slice(num::part(&data, line * length..(line + 1) * length)?);
+            let weights = num::part(&weights, channel * taps..(channel + 1) * taps)?;
             let bias = bias.as_ref().and_then(|b| b.get(channel)).copied().unwrap_or(0.0);
             y.extend(padded.windows(*taps).map(|part| {
                 let products = part
@@ -98,7 +97,7 @@ impl Op for CausalConv {
                 let sum = sum as f32;
                 sum
             }));
-            state.extend_from_slice(padded.get(padded.len() - past..).unwrap_or_default());
+            state.extend_from_slice(num::part(&padded, padded.len() - past..)?);
         }
         Ok(vec![
             HostTensor::from_floats(x.dtype(), x.shape(), &y)?,

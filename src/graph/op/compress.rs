@@ -7,6 +7,7 @@
 use super::case::{Case, input};
 use super::non_zero::{decided, truths};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -63,7 +64,7 @@ impl Op for Compress {
         for o in 0..outer {
             for (j, _) in keep.iter().enumerate().filter(|(_, keep)| **keep) {
                 let from = (o * n + j) * row;
-                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+                out.extend_from_slice(num::part(x.bytes()?, from..from + row)?);
             }
         }
         if let Some(slot) = shape.get_mut(a) {

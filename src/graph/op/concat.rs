@@ -8,6 +8,7 @@ use super::{
     transpose,
 };
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -79,7 +80,7 @@ impl Op for Concat {
         let mut out: Vec<u8> = super::room(&[super::count(&shape)?, first.dtype().size()])?;
         for o in 0..outer {
             for (bytes, row) in &rows {
-                out.extend_from_slice(bytes.get(o * row..(o + 1) * row).unwrap_or_default());
+                out.extend_from_slice(num::part(bytes, o * row..(o + 1) * row)?);
             }
         }
         Ok(vec![HostTensor::from_bytes(first.dtype(), &shape, &out)?])

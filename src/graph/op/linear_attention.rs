@@ -8,6 +8,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, fit, onnx, operand};
+use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -131,8 +132,7 @@ impl Op for LinearAttention {
         } else {
             f64::from(self.scale)
         };
-        let row =
-            |x: &'_ [f64], at: usize, n: usize| x.get(at * n..(at + 1) * n).unwrap_or_default().to_vec();
+        let row = |x: &[f64], at: usize, n: usize| num::part(x, at * n..(at + 1) * n).map(<[f64]>::to_vec);
         // One number for each of `n` parts of a position, or one for all of them.
         let part = |x: &Option<Cow<'_, [f64]>>, at: usize, i: usize, n: usize, otherwise: f64| {
             let Some(x) = x else { return otherwise };
@@ -143,7 +143,7 @@ impl Op for LinearAttention {
             let (b, h) = (i / heads, i % heads);
             for at in (0..length).map(|t| b * length + t) {
                 quota::check()?;
-                let (key, mut value) = (row(&k, at * heads + h, dk), row(&v, at * heads + h, dv));
+                let (key, mut value) = (row(&k, at * heads + h, dk)?, row(&v, at * heads + h, dv)?);
                 for (d, line) in state.chunks_exact_mut(dv).enumerate() {
                     let decay = part(&decay, at, h * dk + d, heads * dk, 0.0).exp();
                     line.iter_mut().for_each(|s| *s *= decay);
@@ -164,7 +164,7 @@ impl Op for LinearAttention {
                 }
                 for head in h * groups..(h + 1) * groups {
                     let place = at * heads * groups + head;
-                    let query = row(&q, place, dk);
+                    let query = row(&q, place, dk)?;
                     let Some(out) = y.get_mut(place * dv..(place + 1) * dv) else {
                         continue;
                     };

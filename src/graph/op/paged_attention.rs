@@ -116,7 +116,7 @@ impl Op for PagedAttention {
             let end =
                 end.ok_or_else(|| OpError::expected("rows of a tile", format!("up to {rows}"), first))?;
             let keys = seen.saturating_add(count - 1);
-            let pages = pages.get(table..).unwrap_or_default();
+            let pages = num::part(&pages, table..)?;
             let rows = |cache: &HostTensor| -> OpResult<HostTensor> {
                 let rows = gathered(cache, pages, keys)?;
                 match storage(rows.dtype()) {
@@ -125,7 +125,7 @@ impl Op for PagedAttention {
                 }
             };
             let own = first * heads * dim..end * heads * dim;
-            let part = queries.get(own.clone()).unwrap_or_default();
+            let part = num::part(&queries, own.clone())?;
             let part = HostTensor::from_floats(q.dtype(), &[1, count, heads, dim], part)?;
             let results = self
                 .attention

@@ -11,6 +11,7 @@ use super::transpose::Transpose;
 use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
 use crate::graph::ValueId;
+use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -197,10 +198,10 @@ impl Recurrent {
         for (d, n) in (0..directions).flat_map(|d| (0..batch).map(move |n| (d, n))) {
             let at = (d * batch + n) * hidden;
             let weights = Weights {
-                w: w.get(d * gates * hidden * width..).unwrap_or_default(),
-                r: r.get(d * gates * hidden * hidden..).unwrap_or_default(),
-                b: b.get(d * 2 * gates * hidden..).unwrap_or_default(),
-                p: p.get(d * 3 * hidden..).unwrap_or_default(),
+                w: num::part(&w, d * gates * hidden * width..)?,
+                r: num::part(&r, d * gates * hidden * hidden..)?,
+                b: num::part(&b, d * 2 * gates * hidden..)?,
+                p: num::part(&p, d * 3 * hidden..)?,
                 hidden,
                 gates,
             };
@@ -213,7 +214,7 @@ impl Recurrent {
                     step
                 };
                 let from = (t * batch + n) * width;
-                let x = data.get(from..from + width).unwrap_or_default();
+                let x = num::part(&data, from..from + width)?;
                 let (old, cell) = (h[at..at + hidden].to_vec(), c[at..at + hidden].to_vec());
                 let (new, cell) = self.step(d, &weights, x, &old, &cell);
                 h[at..at + hidden].copy_from_slice(&new);

@@ -7,6 +7,7 @@
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, onnx, operand, window};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
@@ -398,7 +399,7 @@ fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<Host
             {
                 for (o, to) in to.chunks_exact_mut(inner).enumerate() {
                     let at = table.first(o) * inner;
-                    to.copy_from_slice(from.get(at..at + inner).unwrap_or_default());
+                    to.copy_from_slice(num::part(from, at..at + inner)?);
                 }
             }
         }
@@ -422,7 +423,7 @@ fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResul
         quota::check()?;
         for (o, y) in y.chunks_exact_mut(inner).enumerate() {
             for (i, w) in table.of(o) {
-                for (y, x) in y.iter_mut().zip(x.get(i * inner..).unwrap_or_default()) {
+                for (y, x) in y.iter_mut().zip(num::part(x, i * inner..)?) {
                     *y += w * x;
                 }
             }

@@ -6,6 +6,7 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, to_sizes,
 };
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -56,7 +57,7 @@ impl Op for ReverseSequence {
             } else {
                 i
             };
-            out.extend_from_slice(x.bytes()?.get(from * size..(from + 1) * size).unwrap_or_default());
+            out.extend_from_slice(num::part(x.bytes()?, from * size..(from + 1) * size)?);
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), shape, &out)?])
     }

@@ -96,7 +96,7 @@ impl Op for RoiAlign {
                         format!("{images:?}"),
                     )
                 })?;
-                let planes = data.get(image * c * h * w..).unwrap_or_default();
+                let planes = num::part(&data, image * c * h * w..)?;
                 let &[x1, y1, x2, y2] = region else { continue };
                 let rows = self.bins(y1, y2, shape[2], h)?;
                 let columns = self.bins(x1, x2, shape[3], w)?;

@@ -10,6 +10,7 @@ use super::{
     room, split_at, transpose,
 };
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -125,7 +126,7 @@ impl Op for Split {
             let mut bytes: Vec<u8> = room(&[outer, part, row])?;
             for o in (0..outer).filter(|_| part * row > 0) {
                 let from = (o * n + first) * row;
-                bytes.extend_from_slice(x.bytes()?.get(from..from + part * row).unwrap_or_default());
+                bytes.extend_from_slice(num::part(x.bytes()?, from..from + part * row)?);
             }
             let mut shape = x.shape().to_vec();
             if let Some(slot) = shape.get_mut(a) {

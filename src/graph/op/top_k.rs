@@ -119,7 +119,7 @@ impl Op for TopK {
         for (i, j) in indices.iter().enumerate() {
             let (o, inside) = (i / (k * inner).max(1), i % inner.max(1));
             let at = (o * n + j) * inner + inside;
-            values.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
+            values.extend_from_slice(num::part(x.bytes()?, at * size..(at + 1) * size)?);
         }
         let indices: Vec<i64> = indices.into_iter().map(num::signed).collect();
         Ok(vec![

@@ -114,7 +114,7 @@ impl Op for Unique {
         for o in 0..outer {
             for first in groups.iter().filter_map(|g| g.first()) {
                 let from = (o * n + first) * row;
-                bytes.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+                bytes.extend_from_slice(num::part(x.bytes()?, from..from + row)?);
             }
         }
         if let Some(slot) = shape.get_mut(a) {
