@@ -127,7 +127,7 @@ pub use llm::{
     Codec, Conversation, DecodeOptions, Draft, Finish, GenerateOptions, Generator, Grammar, KvType,
     LanguageModel, LoadOptions, LogProbs, Message, Metrics, Model, ModelDraft, ModelFolder, NgramDraft,
     Piece, Progress, Prompt, Reply, Request, Sampler, SamplerConfig, SamplerNeeds, Session, Speculation,
-    States, StopStrings, Ticket, Token, Tokenizer,
+    States, StopStrings, Ticket, Token, Tokenizer, WhiteSpace,
 };
 pub use note::Note;
 pub use placement::{BackendChoice, Placement};

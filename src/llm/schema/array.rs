@@ -1,0 +1,249 @@
+//! Sets of arrays: lists of shapes, any of which an array may have.
+
+use super::logic::{Claim, Goal, Kind, Outcome, Schemas, joined};
+use serde_json::{Map, Value};
+use std::rc::Rc;
+
+/// Alternatives of one set.
+const MAX_SHAPES: usize = 1000;
+
+/// Arrays that fulfil all of its conditions.
+#[derive(Clone, Debug)]
+pub struct ArrayShape<'s> {
+    /// What the first elements have to fulfil.
+    pub first: Vec<Goal<'s>>,
+    /// What all others have to fulfil.
+    pub rest: Goal<'s>,
+    /// The number of elements.
+    pub least: usize,
+    pub most: usize,
+    /// Where `uniqueItems` demands that elements differ.
+    pub distinct: Option<Rc<str>>,
+}
+
+impl<'s> ArrayShape<'s> {
+    fn any() -> Self {
+        Self {
+            first: Vec::new(),
+            rest: Vec::new(),
+            least: 0,
+            most: usize::MAX,
+            distinct: None,
+        }
+    }
+
+    /// What the element at `index` has to fulfil.
+    pub fn goal(&self, index: usize) -> &Goal<'s> {
+        self.first.get(index).unwrap_or(&self.rest)
+    }
+
+    fn and(&self, other: &Self) -> Option<Self> {
+        let count = self.first.len().max(other.first.len());
+        let (least, most) = (self.least.max(other.least), self.most.min(other.most));
+        (least <= most).then(|| Self {
+            first: (0..count).map(|i| joined(self.goal(i), other.goal(i))).collect(),
+            rest: joined(&self.rest, &other.rest),
+            least,
+            most,
+            distinct: self.distinct.clone().or_else(|| other.distinct.clone()),
+        })
+    }
+}
+
+/// Arrays as a kind of value.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrays;
+
+/// The keywords that describe elements together.
+const ELEMENTS: [&str; 3] = ["prefixItems", "items", "additionalItems"];
+
+impl Arrays {
+    /// The schemas of the first elements and that of all others, with their keywords.
+    fn schemas<'s>(
+        claim: &Claim<'s>,
+        map: &'s Map<String, Value>,
+    ) -> Outcome<(Vec<Claim<'s>>, Option<(Claim<'s>, &'static str)>)> {
+        let [prefix, items, additional] = ELEMENTS;
+        // In old forms, `items` lists schemas of the first elements.
+        let (first, rest) = match map.get(items) {
+            Some(Value::Array(list)) => (Some((items, list.as_slice())), additional),
+            _ => {
+                let list = map.get(prefix).map(|v| claim.list(prefix, v)).transpose()?;
+                (list.map(|list| (prefix, list)), items)
+            }
+        };
+        let mut claims = Vec::new();
+        if let Some((key, list)) = first {
+            let schemas = list.iter().enumerate();
+            claims.extend(schemas.map(|(i, v)| claim.inner(v, &[key, &i.to_string()], claim.holds)));
+        }
+        let rest = map
+            .get(rest)
+            .map(|v| (claim.inner(v, &[rest], claim.holds), rest));
+        Ok((claims, rest))
+    }
+
+    /// Arrays whose elements fulfil their schemas, or of which one does not.
+    fn elements<'s>(claim: &Claim<'s>, map: &'s Map<String, Value>) -> Outcome<Vec<ArrayShape<'s>>> {
+        let (first, rest) = Self::schemas(claim, map)?;
+        let count = first.len();
+        if claim.holds {
+            return Ok(vec![ArrayShape {
+                first: first.into_iter().map(|c| vec![c]).collect(),
+                rest: rest.map(|(c, _)| c).into_iter().collect(),
+                ..ArrayShape::any()
+            }]);
+        }
+        let broken = |(i, claim): (usize, Claim<'s>)| ArrayShape {
+            first: (0..=i)
+                .map(|at| if at == i { vec![claim.clone()] } else { Vec::new() })
+                .collect(),
+            least: i + 1,
+            ..ArrayShape::any()
+        };
+        let mut shapes: Vec<_> = first.into_iter().enumerate().map(broken).collect();
+        match rest {
+            Some((rest, _)) if *rest.schema == Value::Bool(false) => {
+                shapes.push(ArrayShape {
+                    least: count + 1,
+                    ..ArrayShape::any()
+                });
+            }
+            Some((rest, key)) if *rest.schema != Value::Bool(true) => return Err(claim.beyond(key)),
+            _ => {}
+        }
+        Ok(shapes)
+    }
+}
+
+impl<'s> Kind<'s> for Arrays {
+    type Set = Vec<ArrayShape<'s>>;
+
+    fn all(&self, all: bool) -> Self::Set {
+        if all { vec![ArrayShape::any()] } else { Vec::new() }
+    }
+
+    fn and(&self, a: &Self::Set, b: &Self::Set) -> Outcome<Self::Set> {
+        if a.len().saturating_mul(b.len()) > MAX_SHAPES {
+            return Err("it has too many combinations of alternatives for one array".to_owned());
+        }
+        Ok(a.iter().flat_map(|a| b.iter().filter_map(|b| a.and(b))).collect())
+    }
+
+    fn or(&self, mut a: Self::Set, b: Self::Set) -> Self::Set {
+        a.extend(b);
+        a
+    }
+
+    fn is_none(&self, set: &Self::Set) -> bool {
+        set.is_empty()
+    }
+
+    fn may_hold(&self, schemas: &Schemas<'s>, set: &Self::Set) -> Outcome<bool> {
+        for shape in set {
+            // Elements after the first ones are all alike.
+            let mut possible = true;
+            for i in 0..shape.least.min(shape.first.len() + 1) {
+                possible = possible && schemas.may_be_met(shape.goal(i))?;
+            }
+            if possible {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn of_type(&self, name: &str, holds: bool) -> Self::Set {
+        self.all((name == "array") == holds)
+    }
+
+    fn constant(&self, claim: &Claim<'s>) -> Outcome<Self::Set> {
+        let Value::Array(list) = claim.schema else {
+            return Ok(self.all(!claim.holds));
+        };
+        let element = |i: usize, value| Claim {
+            constant: true,
+            ..claim.inner(value, &[&i.to_string()], claim.holds)
+        };
+        let count = list.len();
+        let elements = list.iter().enumerate().map(|(i, v)| element(i, v));
+        if claim.holds {
+            return Ok(vec![ArrayShape {
+                first: elements.map(|c| vec![c]).collect(),
+                least: count,
+                most: count,
+                ..ArrayShape::any()
+            }]);
+        }
+        // Another array is shorter or longer, or an element differs.
+        let mut shapes = vec![ArrayShape {
+            least: count + 1,
+            ..ArrayShape::any()
+        }];
+        if let Some(most) = count.checked_sub(1) {
+            shapes.push(ArrayShape {
+                most,
+                ..ArrayShape::any()
+            });
+        }
+        shapes.extend(elements.enumerate().map(|(i, claim)| {
+            ArrayShape {
+                first: (0..=i)
+                    .map(|at| if at == i { vec![claim.clone()] } else { Vec::new() })
+                    .collect(),
+                least: i + 1,
+                ..ArrayShape::any()
+            }
+        }));
+        Ok(shapes)
+    }
+
+    fn keyword(
+        &self,
+        _: &Schemas<'s>,
+        claim: &Claim<'s>,
+        map: &'s Map<String, Value>,
+        key: &'s str,
+        value: &'s Value,
+    ) -> Outcome<Option<Self::Set>> {
+        let sized = |least, most| {
+            Ok(Some(vec![ArrayShape {
+                least,
+                most,
+                ..ArrayShape::any()
+            }]))
+        };
+        match key {
+            "prefixItems" | "items" | "additionalItems" => {
+                let first = ELEMENTS.iter().find(|name| map.contains_key(**name));
+                let first = first.is_some_and(|name| *name == key);
+                first.then(|| Self::elements(claim, map)).transpose()
+            }
+            "minItems" | "maxItems" => {
+                let n = claim.count(key, value)?;
+                match (key == "minItems", claim.holds) {
+                    (true, true) => sized(n, usize::MAX),
+                    (false, true) => sized(0, n),
+                    (false, false) => sized(n + 1, usize::MAX),
+                    (true, false) if n == 0 => Ok(Some(Vec::new())),
+                    (true, false) => sized(0, n - 1),
+                }
+            }
+            "uniqueItems" => match value {
+                Value::Bool(false) => Ok(None),
+                Value::Bool(true) if claim.holds => {
+                    let distinct = Some(claim.at.clone());
+                    Ok(Some(vec![ArrayShape {
+                        distinct,
+                        ..ArrayShape::any()
+                    }]))
+                }
+                Value::Bool(true) => Err(claim.beyond(key)),
+                other => Err(claim.expected(key, "true or false", other)),
+            },
+            "contains" => Err(claim.beyond(key)),
+            "unevaluatedItems" if *value != Value::Bool(true) => Err(claim.fault(key, "is not supported")),
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Writes the grammar of a schema: one symbol per list of claims.
+
+use super::array::{ArrayShape, Arrays};
+use super::logic::{Claim, Goal, Key, Outcome, Schemas};
+use super::object::{ObjectShape, Objects};
+use super::scalar::{Rx, Scalar};
+use super::text;
+use llguidance::api::SkipSpec;
+use llguidance::derivre::RegexAst;
+use llguidance::earley::lexerspec::{LexemeClass, LexerSpec};
+use llguidance::earley::{Grammar, SymIdx, SymbolProps};
+use serde_json::Value;
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
+
+/// Symbols of a grammar: the parser numbers them with 16 bits.
+const MAX_SYMBOLS: usize = 50_000;
+/// Values from which arrays of different elements are made.
+const MAX_DISTINCT: usize = 10;
+
+/// A member or an element that comes at most once.
+struct Step {
+    symbol: SymIdx,
+    required: bool,
+}
+
+/// The members or elements between two brackets.
+struct Series {
+    brackets: [&'static str; 2],
+    steps: Vec<Step>,
+    /// Any number of these come after the steps.
+    rest: Option<SymIdx>,
+    least: usize,
+    most: usize,
+    /// A step that is not required may be left out although later ones come.
+    gaps: bool,
+}
+
+pub struct Emitter<'s> {
+    schemas: Schemas<'s>,
+    grammar: Grammar,
+    lexer: LexerSpec,
+    class: LexemeClass,
+    symbols: HashMap<Vec<Key>, SymIdx>,
+    pending: VecDeque<(Goal<'s>, SymIdx)>,
+    words: HashMap<&'static str, SymIdx>,
+}
+
+fn failed(e: impl Display) -> String {
+    e.to_string()
+}
+
+/// The grammar of `schema`, with white space of the form `space` between tokens.
+pub fn grammar(schema: &Value, space: RegexAst) -> Outcome<(Grammar, LexerSpec)> {
+    let mut lexer = LexerSpec::new().map_err(failed)?;
+    lexer.regex_builder.unicode(true).utf8(true);
+    let class = lexer
+        .setup_lexeme_class_with_skip(SkipSpec::once(space))
+        .map_err(failed)?;
+    let mut emitter = Emitter {
+        schemas: Schemas::new(schema),
+        grammar: Grammar::new(None),
+        lexer,
+        class,
+        symbols: HashMap::new(),
+        pending: VecDeque::new(),
+        words: HashMap::new(),
+    };
+    let start = emitter.symbol("start")?;
+    emitter.grammar.sym_props_mut(start).is_start = true;
+    let goal = vec![emitter.schemas.claim()];
+    if !emitter.schemas.may_be_met(&goal)? {
+        return Err("no text matches it".to_owned());
+    }
+    let root = emitter.goal(goal)?;
+    emitter.rule(start, vec![root])?;
+    while let Some((goal, symbol)) = emitter.pending.pop_front() {
+        emitter.value(&goal, symbol)?;
+    }
+    Ok((emitter.grammar, emitter.lexer))
+}
+
+impl<'s> Emitter<'s> {
+    fn symbol(&mut self, name: &str) -> Outcome<SymIdx> {
+        if self.grammar.num_symbols() >= MAX_SYMBOLS {
+            return Err(format!(
+                "it is too large: its grammar has more than {MAX_SYMBOLS} symbols"
+            ));
+        }
+        let props = SymbolProps {
+            grammar_id: self.class,
+            ..SymbolProps::default()
+        };
+        Ok(self.grammar.fresh_symbol_ext(name, props))
+    }
+
+    fn rule(&mut self, symbol: SymIdx, parts: Vec<SymIdx>) -> Outcome<()> {
+        self.grammar.add_rule(symbol, parts).map_err(failed)
+    }
+
+    /// A symbol with one rule.
+    fn join(&mut self, parts: Vec<SymIdx>) -> Outcome<SymIdx> {
+        let symbol = self.symbol("")?;
+        self.rule(symbol, parts)?;
+        Ok(symbol)
+    }
+
+    fn terminal(&mut self, ast: RegexAst) -> Outcome<SymIdx> {
+        let lexeme = self
+            .lexer
+            .add_greedy_lexeme(String::new(), ast, false, None, usize::MAX);
+        let symbol = self.symbol("")?;
+        self.grammar
+            .make_terminal(symbol, lexeme.map_err(failed)?, &self.lexer)
+            .map_err(failed)?;
+        Ok(symbol)
+    }
+
+    fn word(&mut self, text: &'static str) -> Outcome<SymIdx> {
+        if let Some(symbol) = self.words.get(text) {
+            return Ok(*symbol);
+        }
+        let symbol = self.terminal(RegexAst::Literal(text.to_owned()))?;
+        self.words.insert(text, symbol);
+        Ok(symbol)
+    }
+
+    /// The symbol of the values that fulfil `goal`; its rules may be written later.
+    fn goal(&mut self, goal: Goal<'s>) -> Outcome<SymIdx> {
+        let key: Vec<Key> = goal.iter().map(Claim::key).collect();
+        if let Some(symbol) = self.symbols.get(&key) {
+            return Ok(*symbol);
+        }
+        let symbol = self.symbol("value")?;
+        self.symbols.insert(key, symbol);
+        self.pending.push_back((goal, symbol));
+        Ok(symbol)
+    }
+
+    fn value(&mut self, goal: &[Claim<'s>], symbol: SymIdx) -> Outcome<()> {
+        let mut scalars = Vec::new();
+        for kind in Scalar::ALL {
+            let set = self.schemas.goal(&kind, goal)?;
+            // Most sets are not empty; the closer look is only for those that may confuse the lexer.
+            let set = if set.may_match() { set } else { Rx::None };
+            scalars.extend(kind.regex(set));
+        }
+        let mut possible = !scalars.is_empty();
+        if possible {
+            let scalar = self.terminal(RegexAst::Or(scalars))?;
+            self.rule(symbol, vec![scalar])?;
+        }
+        let arrays = self.schemas.goal(&Arrays, goal)?;
+        let objects = self.schemas.goal(&Objects, goal)?;
+        let mut found = Vec::new();
+        for shape in &arrays {
+            found.extend(self.array(shape)?);
+        }
+        for shape in &objects {
+            found.extend(self.object(shape)?);
+        }
+        for shape in found {
+            possible = true;
+            self.rule(symbol, vec![shape])?;
+        }
+        // A symbol without rules is an error to the parser; this one matches nothing.
+        if possible {
+            Ok(())
+        } else {
+            self.rule(symbol, vec![symbol, symbol])
+        }
+    }
+
+    fn object(&mut self, shape: &ObjectShape<'s>) -> Outcome<Option<SymIdx>> {
+        let members = shape.members();
+        let mut steps = Vec::new();
+        let mut taken = Vec::new();
+        for (name, goal) in members {
+            let required = shape.required.contains(&name);
+            let quoted = text::equal(&name);
+            taken.push(quoted.clone());
+            match self.schemas.may_be_met(&goal)? {
+                true => {
+                    let symbol = self.member(quoted, goal)?;
+                    steps.push(Step { symbol, required });
+                }
+                false if required => return Ok(None),
+                false => {}
+            }
+        }
+        let mut rest = Vec::new();
+        for (class, goal) in &shape.others {
+            if !self.schemas.may_be_met(goal)? {
+                continue;
+            }
+            let mut names = vec![Scalar::Text.regex(class.clone()).unwrap_or(RegexAst::NoMatch)];
+            if !taken.is_empty() {
+                names.push(RegexAst::Not(Box::new(RegexAst::Or(taken.clone()))));
+            }
+            let names = Rx::Some(RegexAst::And(names));
+            if let (true, Rx::Some(names)) = (names.may_match(), names) {
+                rest.push(self.member(names, goal.clone())?);
+            }
+        }
+        let rest = self.select(rest)?;
+        let brackets = ["{", "}"];
+        let (least, most) = (shape.least, shape.most);
+        self.series(&Series {
+            brackets,
+            steps,
+            rest,
+            least,
+            most,
+            gaps: true,
+        })
+    }
+
+    fn member(&mut self, name: RegexAst, goal: Goal<'s>) -> Outcome<SymIdx> {
+        let parts = vec![self.terminal(name)?, self.word(":")?, self.goal(goal)?];
+        self.join(parts)
+    }
+
+    fn select(&mut self, symbols: Vec<SymIdx>) -> Outcome<Option<SymIdx>> {
+        if symbols.len() < 2 {
+            return Ok(symbols.first().copied());
+        }
+        let all = self.symbol("")?;
+        for symbol in symbols {
+            self.rule(all, vec![symbol])?;
+        }
+        Ok(Some(all))
+    }
+
+    fn array(&mut self, shape: &ArrayShape<'s>) -> Outcome<Option<SymIdx>> {
+        if let (Some(at), 2..) = (&shape.distinct, shape.most) {
+            let Some(values) = self.values(shape)? else {
+                return Err(format!(
+                    "`uniqueItems` at #{at}: supported only if `items` is an `enum` of at most {MAX_DISTINCT} \
+                     values, or `maxItems` is 1"
+                ));
+            };
+            return self.distinct(shape, &values).map(Some);
+        }
+        let mut steps = Vec::new();
+        let mut most = shape.most;
+        for (i, goal) in shape.first.iter().enumerate().take(most) {
+            if !self.schemas.may_be_met(goal)? {
+                most = i;
+                break;
+            }
+            let symbol = self.goal(goal.clone())?;
+            steps.push(Step {
+                symbol,
+                required: i < shape.least,
+            });
+        }
+        let rest = match self.schemas.may_be_met(&shape.rest)? && most > steps.len() {
+            true => Some(self.goal(shape.rest.clone())?),
+            false => None,
+        };
+        let brackets = ["[", "]"];
+        self.series(&Series {
+            brackets,
+            steps,
+            rest,
+            least: shape.least,
+            most,
+            gaps: false,
+        })
+    }
+
+    /// A bracketed list of steps and what comes after them, with commas between. `None` if there is
+    /// none of the right length.
+    fn series(&mut self, list: &Series) -> Outcome<Option<SymIdx>> {
+        let [open, close] = [self.word(list.brackets[0])?, self.word(list.brackets[1])?];
+        let comma = self.word(",")?;
+        let count = list.steps.len();
+        // Numbers of items so far that make a difference; the last stands for all above, too.
+        let limit = if list.most < usize::MAX {
+            list.most
+        } else {
+            list.least.max(1)
+        };
+        let width = limit.min(count);
+        // What may come after some steps and some items; `None` if nothing can.
+        let mut after: Vec<Option<SymIdx>> = Vec::new();
+        for n in 0..=width {
+            after.push(self.tail(list, n, comma)?);
+        }
+        for (i, step) in list.steps.iter().enumerate().rev() {
+            let mut before = Vec::new();
+            for n in 0..=width.min(i) {
+                let next = if list.most < usize::MAX {
+                    n + 1
+                } else {
+                    (n + 1).min(limit)
+                };
+                let taken = after.get(next).copied().flatten().filter(|_| n < list.most);
+                let mut rules = Vec::new();
+                if let Some(taken) = taken {
+                    let mut rule = if n > 0 { vec![comma] } else { Vec::new() };
+                    rule.extend([step.symbol, taken]);
+                    rules.push(rule);
+                }
+                if !step.required {
+                    match list.gaps {
+                        true => rules.extend(after.get(n).copied().flatten().map(|s| vec![s])),
+                        false if n >= list.least => rules.push(Vec::new()),
+                        false => {}
+                    }
+                }
+                if rules.is_empty() {
+                    before.push(None);
+                    continue;
+                }
+                let symbol = self.symbol("")?;
+                for rule in rules {
+                    self.rule(symbol, rule)?;
+                }
+                before.push(Some(symbol));
+            }
+            after = before;
+        }
+        match after.first().copied().flatten() {
+            Some(inner) => self.join(vec![open, inner, close]).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// What comes after all steps, `n` of which exist.
+    fn tail(&mut self, list: &Series, n: usize, comma: SymIdx) -> Outcome<Option<SymIdx>> {
+        let least = list.least.saturating_sub(n);
+        let most = if list.most < usize::MAX {
+            Some(list.most.saturating_sub(n))
+        } else {
+            None
+        };
+        let rest = list.rest.filter(|_| most != Some(0));
+        if rest.is_none() && least > 0 {
+            return Ok(None);
+        }
+        let symbol = self.symbol("")?;
+        if least == 0 {
+            self.rule(symbol, Vec::new())?;
+        }
+        if let Some(rest) = rest {
+            let more = self.join(vec![comma, rest])?;
+            let first = if n > 0 { more } else { rest };
+            let more = self.repeat(more, least.max(1) - 1, most.map(|m| m - 1))?;
+            self.rule(symbol, vec![first, more])?;
+        }
+        Ok(Some(symbol))
+    }
+
+    /// From `least` to `most` times `symbol`.
+    fn repeat(&mut self, symbol: SymIdx, least: usize, most: Option<usize>) -> Outcome<SymIdx> {
+        let exact = self.exactly(symbol, least)?;
+        let more = match most {
+            Some(most) => self.up_to(symbol, most.saturating_sub(least))?,
+            None => {
+                let star = self.join(Vec::new())?;
+                self.rule(star, vec![star, symbol])?;
+                star
+            }
+        };
+        self.join(vec![exact, more])
+    }
+
+    /// Exactly `n` times `symbol`, with a number of rules that grows with the logarithm of `n`.
+    fn exactly(&mut self, symbol: SymIdx, n: usize) -> Outcome<SymIdx> {
+        let mut parts = Vec::new();
+        let (mut unit, mut left) = (symbol, n);
+        while left > 0 {
+            if left % 2 == 1 {
+                parts.push(unit);
+            }
+            left /= 2;
+            if left > 0 {
+                unit = self.join(vec![unit, unit])?;
+            }
+        }
+        self.join(parts)
+    }
+
+    /// At most `n` times `symbol`. Each count has one derivation.
+    fn up_to(&mut self, symbol: SymIdx, n: usize) -> Outcome<SymIdx> {
+        let all = self.join(Vec::new())?;
+        match n {
+            0 => {}
+            1 => self.rule(all, vec![symbol])?,
+            n if n % 2 == 0 => {
+                let (exact, fewer) = (self.exactly(symbol, n)?, self.up_to(symbol, n - 1)?);
+                let some = self.symbol("")?;
+                self.rule(some, vec![exact])?;
+                self.rule(some, vec![fewer])?;
+                return Ok(some);
+            }
+            n => {
+                let pair = self.join(vec![symbol, symbol])?;
+                let (pairs, last) = (self.up_to(pair, n / 2)?, self.up_to(symbol, 1)?);
+                return self.join(vec![pairs, last]);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Arrays of different values, in any order.
+    fn distinct(&mut self, shape: &ArrayShape<'s>, values: &[Claim<'s>]) -> Outcome<SymIdx> {
+        let brackets = [self.word("[")?, self.word("]")?];
+        let comma = self.word(",")?;
+        let count = 1_usize << values.len();
+        // By the set of values that came before.
+        let mut after = Vec::with_capacity(count);
+        for _ in 0..count {
+            after.push(self.symbol("")?);
+        }
+        for (set, symbol) in after.iter().enumerate() {
+            let n = set.count_ones() as usize;
+            // Sets that are too small lead nowhere if nothing can be added; this rule never ends.
+            self.rule(
+                *symbol,
+                if n >= shape.least {
+                    Vec::new()
+                } else {
+                    vec![*symbol, *symbol]
+                },
+            )?;
+            for (i, value) in values.iter().enumerate().filter(|(i, _)| set & (1 << i) == 0) {
+                let mut goal = shape.goal(n).clone();
+                goal.push(value.clone());
+                let (true, Some(next)) = (n < shape.most, after.get(set | 1 << i).copied()) else {
+                    continue;
+                };
+                if self.schemas.may_be_met(&goal)? {
+                    let mut rule = if n > 0 { vec![comma] } else { Vec::new() };
+                    rule.extend([self.goal(goal)?, next]);
+                    self.rule(*symbol, rule)?;
+                }
+            }
+        }
+        let [open, close] = brackets;
+        let first = after.first().copied();
+        self.join([open].into_iter().chain(first).chain([close]).collect())
+    }
+
+    /// All values that elements may have, if they are few enough; no two are equal.
+    fn values(&self, shape: &ArrayShape<'s>) -> Outcome<Option<Vec<Claim<'s>>>> {
+        let mut values: Vec<Claim<'s>> = Vec::new();
+        for goal in shape.first.iter().chain([&shape.rest]) {
+            if !self.schemas.may_be_met(goal)? {
+                continue;
+            }
+            let mut found = None;
+            for claim in goal {
+                found = found.or(self.constants(claim)?);
+            }
+            let Some(found) = found else {
+                return Ok(None);
+            };
+            for claim in found {
+                let with: Goal<'s> = goal.iter().cloned().chain([claim.clone()]).collect();
+                if self.schemas.may_be_met(&with)? && !values.iter().any(|v| v.schema == claim.schema) {
+                    values.push(claim);
+                }
+            }
+        }
+        Ok((values.len() <= MAX_DISTINCT).then_some(values))
+    }
+
+    /// The constants that a schema lists, one of which every value equals.
+    fn constants(&self, claim: &Claim<'s>) -> Outcome<Option<Vec<Claim<'s>>>> {
+        let mut claim = claim.clone();
+        // A chain of references; a circular one was refused before.
+        while let Some(value) = claim
+            .schema
+            .get("$ref")
+            .filter(|_| claim.holds && !claim.constant)
+        {
+            claim = self.schemas.target(&claim, value)?;
+        }
+        let of = |schema| Claim {
+            schema,
+            constant: true,
+            ..claim.clone()
+        };
+        Ok(match (claim.schema.get("enum"), claim.schema.get("const")) {
+            _ if !claim.holds => None,
+            _ if claim.constant => Some(vec![claim]),
+            (Some(Value::Array(list)), _) => Some(list.iter().map(of).collect()),
+            (_, Some(value)) => Some(vec![of(value)]),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,363 @@
+//! Sets of objects: lists of shapes, any of which an object may have.
+
+use super::logic::{Claim, Goal, Kind, Outcome, Schemas, impossible, joined};
+use super::scalar::{Rx, Scalar};
+use super::text;
+use serde_json::{Map, Value};
+
+/// Alternatives of one set.
+const MAX_SHAPES: usize = 1000;
+
+/// Objects that fulfil all of its conditions.
+#[derive(Clone, Debug)]
+pub struct ObjectShape<'s> {
+    /// What the values of members have to fulfil, by name, in the order in which they are written.
+    pub named: Vec<(String, Goal<'s>)>,
+    /// Names of members that must exist.
+    pub required: Vec<String>,
+    /// Classes of all other names, of which no two overlap, and what such members have to fulfil.
+    pub others: Vec<(Rx, Goal<'s>)>,
+    /// The number of members.
+    pub least: usize,
+    pub most: usize,
+}
+
+impl<'s> ObjectShape<'s> {
+    fn any() -> Self {
+        Self {
+            named: Vec::new(),
+            required: Vec::new(),
+            others: vec![(Rx::All, Vec::new())],
+            least: 0,
+            most: usize::MAX,
+        }
+    }
+
+    /// Objects with the member `name`, or without it.
+    fn with(name: &str, exists: bool) -> Self {
+        let mut shape = Self::any();
+        match exists {
+            true => shape.required.push(name.to_owned()),
+            false => shape.named.push((name.to_owned(), vec![impossible()])),
+        }
+        shape
+    }
+
+    /// What the member `name` has to fulfil.
+    pub fn goal(&self, name: &str) -> Goal<'s> {
+        if let Some((_, goal)) = self.named.iter().find(|(n, _)| n == name) {
+            return goal.clone();
+        }
+        let class = self.others.iter().find(|(class, _)| class.has(name));
+        class.map_or_else(|| vec![impossible()], |(_, goal)| goal.clone())
+    }
+
+    /// Objects that have both shapes; `None` if there is certainly none.
+    fn and(&self, other: &Self) -> Option<Self> {
+        let mut named: Vec<(String, Goal<'s>)> = Vec::new();
+        for (name, goal) in &self.named {
+            named.push((name.clone(), joined(goal, &other.goal(name))));
+        }
+        for (name, goal) in &other.named {
+            if !self.named.iter().any(|(n, _)| n == name) {
+                named.push((name.clone(), joined(&self.goal(name), goal)));
+            }
+        }
+        let mut required = self.required.clone();
+        required.extend(
+            other
+                .required
+                .iter()
+                .filter(|n| !self.required.contains(n))
+                .cloned(),
+        );
+        let mut others = Vec::new();
+        for (class, goal) in &self.others {
+            for (second, more) in &other.others {
+                let both = class.and(second);
+                let plain = matches!(class, Rx::All) || matches!(second, Rx::All);
+                if plain || both.may_match() {
+                    others.push((both, joined(goal, more)));
+                }
+            }
+        }
+        let (least, most) = (self.least.max(other.least), self.most.min(other.most));
+        (least <= most && required.len() <= most).then_some(Self {
+            named,
+            required,
+            others,
+            least,
+            most,
+        })
+    }
+
+    /// Names in the order in which they are written, with what each has to fulfil.
+    pub fn members(&self) -> Vec<(String, Goal<'s>)> {
+        let mut members = self.named.clone();
+        for name in &self.required {
+            if !members.iter().any(|(n, _)| n == name) {
+                members.push((name.clone(), self.goal(name)));
+            }
+        }
+        members
+    }
+}
+
+/// Objects as a kind of value.
+#[derive(Clone, Copy, Debug)]
+pub struct Objects;
+
+/// The keywords that describe members together.
+const MEMBERS: [&str; 3] = ["properties", "patternProperties", "additionalProperties"];
+
+impl Objects {
+    /// Objects whose members fulfil their schemas.
+    fn members<'s>(
+        schemas: &Schemas<'s>,
+        claim: &Claim<'s>,
+        map: &'s Map<String, Value>,
+    ) -> Outcome<Vec<ObjectShape<'s>>> {
+        let [properties, patterns, additional] = MEMBERS;
+        let mut shape = ObjectShape::any();
+        // Each with whether a pattern matches.
+        let mut classes: Vec<(Rx, Goal<'s>, bool)> = vec![(Rx::All, Vec::new(), false)];
+        if let Some(value) = map.get(patterns) {
+            for (pattern, schema) in claim.object(patterns, value)? {
+                schemas.step()?;
+                let found = text::matching(pattern);
+                let class = found.map_err(|e| claim.fault(patterns, format!("{pattern:?}: {e}")))?;
+                let other = Rx::Some(super::scalar::other_texts(class.clone()));
+                let class = Rx::Some(class);
+                let own = claim.inner(schema, &[patterns, pattern], true);
+                let mut split = Vec::new();
+                for (names, goal, matched) in classes {
+                    split.push((names.and(&class), joined(&goal, std::slice::from_ref(&own)), true));
+                    split.push((names.and(&other), goal, matched));
+                }
+                split.retain(|(names, ..)| names.may_match());
+                classes = split;
+            }
+        }
+        if let Some(value) = map.get(properties) {
+            for (name, schema) in claim.object(properties, value)? {
+                let own = claim.inner(schema, &[properties, name], true);
+                let class = classes.iter().find(|(class, ..)| class.has(name));
+                let goal = class.map_or(&[][..], |(_, goal, _)| goal);
+                shape.named.push((name.clone(), joined(&[own], goal)));
+            }
+        }
+        let rest = map.get(additional).map(|v| claim.inner(v, &[additional], true));
+        let others = classes.into_iter().map(|(class, mut goal, matched)| {
+            goal.extend(rest.clone().filter(|_| !matched));
+            (class, goal)
+        });
+        shape.others = others.collect();
+        Ok(vec![shape])
+    }
+
+    /// Objects of which a member breaks its schema.
+    fn broken_members<'s>(claim: &Claim<'s>, key: &str, value: &'s Value) -> Outcome<Vec<ObjectShape<'s>>> {
+        let [properties, _, additional] = MEMBERS;
+        let harmless = |v: &Value| *v == Value::Bool(true) || v.as_object().is_some_and(Map::is_empty);
+        if key == additional {
+            return match harmless(value) {
+                true => Ok(Vec::new()),
+                false => Err(claim.beyond(key)),
+            };
+        }
+        let mut shapes = Vec::new();
+        for (name, schema) in claim.object(key, value)?.iter().filter(|(_, v)| !harmless(v)) {
+            if key != properties {
+                return Err(claim.beyond(key));
+            }
+            let mut shape = ObjectShape::with(name, true);
+            let broken = claim.inner(schema, &[key, name], false);
+            shape.named.push((name.clone(), vec![broken]));
+            shapes.push(shape);
+        }
+        Ok(shapes)
+    }
+
+    /// Objects that fulfil what the member `name` asks for: other members, or a schema.
+    fn dependency<'s>(
+        schemas: &Schemas<'s>,
+        claim: &Claim<'s>,
+        key: &str,
+        (name, needed): (&str, &'s Value),
+    ) -> Outcome<Vec<ObjectShape<'s>>> {
+        let exists = vec![ObjectShape::with(name, true)];
+        let then = match needed {
+            Value::Array(_) => Self::required(claim, &claim.names(key, needed)?)?,
+            _ => schemas.eval(&Self, &claim.inner(needed, &[key, name], claim.holds))?,
+        };
+        let both = Self.and(&exists, &then)?;
+        Ok(match claim.holds {
+            true => Self.or(vec![ObjectShape::with(name, false)], both),
+            false => both,
+        })
+    }
+
+    /// Objects with all these members, or without one of them.
+    fn required<'s>(claim: &Claim<'s>, names: &[&str]) -> Outcome<Vec<ObjectShape<'s>>> {
+        let mut set = Self.all(claim.holds);
+        for name in names {
+            let found = vec![ObjectShape::with(name, claim.holds)];
+            set = if claim.holds {
+                Self.and(&set, &found)?
+            } else {
+                Self.or(set, found)
+            };
+        }
+        Ok(set)
+    }
+
+    /// Objects whose names fulfil a schema.
+    fn names<'s>(
+        schemas: &Schemas<'s>,
+        claim: &Claim<'s>,
+        key: &str,
+        value: &'s Value,
+    ) -> Outcome<Vec<ObjectShape<'s>>> {
+        if !claim.holds {
+            return Err(claim.beyond(key));
+        }
+        let names = schemas.eval(&Scalar::Text, &claim.inner(value, &[key], true))?;
+        let mut shape = ObjectShape::any();
+        match names {
+            Rx::None => shape.most = 0,
+            Rx::All => {}
+            Rx::Some(_) => shape.others = vec![(names, Vec::new())],
+        }
+        Ok(vec![shape])
+    }
+}
+
+impl<'s> Kind<'s> for Objects {
+    type Set = Vec<ObjectShape<'s>>;
+
+    fn all(&self, all: bool) -> Self::Set {
+        if all { vec![ObjectShape::any()] } else { Vec::new() }
+    }
+
+    fn and(&self, a: &Self::Set, b: &Self::Set) -> Outcome<Self::Set> {
+        if a.len().saturating_mul(b.len()) > MAX_SHAPES {
+            return Err("it has too many combinations of alternatives for one object".to_owned());
+        }
+        Ok(a.iter().flat_map(|a| b.iter().filter_map(|b| a.and(b))).collect())
+    }
+
+    fn or(&self, mut a: Self::Set, b: Self::Set) -> Self::Set {
+        a.extend(b);
+        a
+    }
+
+    fn is_none(&self, set: &Self::Set) -> bool {
+        set.is_empty()
+    }
+
+    fn may_hold(&self, schemas: &Schemas<'s>, set: &Self::Set) -> Outcome<bool> {
+        for shape in set {
+            let mut possible = true;
+            for name in &shape.required {
+                possible = possible && schemas.may_be_met(&shape.goal(name))?;
+            }
+            if possible {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn of_type(&self, name: &str, holds: bool) -> Self::Set {
+        self.all((name == "object") == holds)
+    }
+
+    fn constant(&self, claim: &Claim<'s>) -> Outcome<Self::Set> {
+        let Value::Object(map) = claim.schema else {
+            return Ok(self.all(!claim.holds));
+        };
+        let member = |name: &str, value| Claim {
+            constant: true,
+            ..claim.inner(value, &[name], claim.holds)
+        };
+        if claim.holds {
+            return Ok(vec![ObjectShape {
+                named: map.iter().map(|(n, v)| (n.clone(), vec![member(n, v)])).collect(),
+                required: map.keys().cloned().collect(),
+                others: Vec::new(),
+                least: map.len(),
+                most: map.len(),
+            }]);
+        }
+        // Another object has more members, lacks one, or has one of another value.
+        let mut shapes = vec![ObjectShape {
+            least: map.len() + 1,
+            ..ObjectShape::any()
+        }];
+        for (name, value) in map {
+            shapes.push(ObjectShape::with(name, false));
+            let mut other = ObjectShape::with(name, true);
+            other.named.push((name.clone(), vec![member(name, value)]));
+            shapes.push(other);
+        }
+        Ok(shapes)
+    }
+
+    fn keyword(
+        &self,
+        schemas: &Schemas<'s>,
+        claim: &Claim<'s>,
+        map: &'s Map<String, Value>,
+        key: &'s str,
+        value: &'s Value,
+    ) -> Outcome<Option<Self::Set>> {
+        let holds = claim.holds;
+        let sized = |least, most| {
+            Ok(Some(vec![ObjectShape {
+                least,
+                most,
+                ..ObjectShape::any()
+            }]))
+        };
+        match key {
+            "properties" | "patternProperties" | "additionalProperties" if holds => {
+                let first = MEMBERS.iter().find(|name| map.contains_key(**name));
+                let first = first.is_some_and(|name| *name == key);
+                first.then(|| Self::members(schemas, claim, map)).transpose()
+            }
+            "properties" | "patternProperties" | "additionalProperties" => {
+                Self::broken_members(claim, key, value).map(Some)
+            }
+            // A flag of the member in an old form.
+            "required" if value.is_boolean() => Ok(None),
+            "required" => Self::required(claim, &claim.names(key, value)?).map(Some),
+            "minProperties" | "maxProperties" => {
+                let n = claim.count(key, value)?;
+                match (key == "minProperties", holds) {
+                    (true, true) => sized(n, usize::MAX),
+                    (false, true) => sized(0, n),
+                    (false, false) => sized(n + 1, usize::MAX),
+                    (true, false) if n == 0 => Ok(Some(Vec::new())),
+                    (true, false) => sized(0, n - 1),
+                }
+            }
+            "propertyNames" => Self::names(schemas, claim, key, value).map(Some),
+            "dependentRequired" | "dependentSchemas" | "dependencies" => {
+                let mut set = self.all(holds);
+                for (name, needed) in claim.object(key, value)? {
+                    let found = Self::dependency(schemas, claim, key, (name, needed))?;
+                    set = if holds {
+                        self.and(&set, &found)?
+                    } else {
+                        self.or(set, found)
+                    };
+                }
+                Ok(Some(set))
+            }
+            "unevaluatedProperties" if *value != Value::Bool(true) => {
+                Err(claim.fault(key, "is not supported"))
+            }
+            _ => Ok(None),
+        }
+    }
+}
