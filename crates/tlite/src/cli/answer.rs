@@ -14,8 +14,30 @@ use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, Used};
 use transformer_lite::unstable::llm::{
     Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
-    SamplerNeeds, Session, StopStrings,
+    SamplerNeeds, Session, StopStrings, WhiteSpace,
 };
+
+/// The values of `--json-space`.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum JsonSpace {
+    /// Up to 20 blanks, or a line break and up to 20 blanks
+    #[default]
+    Bounded,
+    /// None
+    Compact,
+    /// Any, without a bound
+    Unlimited,
+}
+
+impl From<JsonSpace> for WhiteSpace {
+    fn from(space: JsonSpace) -> Self {
+        match space {
+            JsonSpace::Bounded => Self::Bounded,
+            JsonSpace::Compact => Self::Compact,
+            JsonSpace::Unlimited => Self::Unlimited,
+        }
+    }
+}
 
 /// Options of every command that answers.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,6 +56,16 @@ pub struct AnswerOptions {
     /// Constrain the answer to the JSON schema in FILE
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
+    /// White space between the tokens of constrained JSON
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        default_value_t,
+        requires = "json_schema",
+        hide_short_help = true
+    )]
+    json_space: JsonSpace,
     /// Constrain the answer to the Lark grammar in FILE (entry rule: `start`)
     #[arg(
         long,
@@ -69,7 +101,7 @@ impl AnswerOptions {
         let text = read_text(option, path)?;
         let grammar = match self.grammar {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
-            None => Grammar::json_schema(&text, tokenizer, eos),
+            None => Grammar::json_schema_with(&text, self.json_space.into(), tokenizer, eos),
         };
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
