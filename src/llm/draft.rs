@@ -97,7 +97,8 @@ impl Draft for NgramDraft {
     }
 }
 
-/// Draft tokens of a smaller model with the same vocabulary.
+/// Draft tokens of a smaller model with the same tokenizer. Its table of tokens may have fewer rows:
+/// after a token without a row there is no draft.
 pub struct ModelDraft {
     model: Box<dyn LanguageModel + Send>,
     /// Tokens in its cache.
@@ -125,6 +126,13 @@ impl Draft for ModelDraft {
         let kept = reuse(self.model.as_mut(), &self.cached, context);
         self.cached.truncate(kept);
         let mut new = context.get(kept..).unwrap_or_default().to_vec();
+        let vocab = self.model.vocab();
+        if new
+            .iter()
+            .any(|id| usize::try_from(*id).map_or(true, |id| id >= vocab))
+        {
+            return Ok(proposed);
+        }
         while proposed.len() < most {
             let mut next = None;
             for part in new.chunks(self.model.run_length().max(1)) {
@@ -193,6 +201,20 @@ mod tests {
             draft.propose(&[0; 10], 4, &go).unwrap().is_empty(),
             "its context is full"
         );
+    }
+
+    #[test]
+    fn a_token_without_a_row_gives_no_draft() {
+        let count = |cache: &[u32]| {
+            assert!(cache.iter().all(|id| *id < 32), "{cache:?}");
+            (cache.last().unwrap() + 1) % 32
+        };
+        let mut draft = ModelDraft::new(Box::new(FakeModel::new(32, 100, count)));
+        let go = Cancel::default();
+        assert_eq!(draft.propose(&[1, 2], 2, &go).unwrap(), [3, 4]);
+        assert!(draft.propose(&[1, 2, 3, 32], 2, &go).unwrap().is_empty());
+        assert!(draft.propose(&[1, 2, 3, 32, 5], 2, &go).unwrap().is_empty());
+        assert_eq!(draft.propose(&[1, 2, 3, 4], 2, &go).unwrap(), [5, 6]);
     }
 
     #[test]
