@@ -1,5 +1,7 @@
 //! The folder of a model: its paths and its small JSON files.
 
+mod lenient;
+
 use super::load::OTHERS;
 use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
@@ -9,6 +11,7 @@ use crate::files::read::{if_exists, read_config};
 use crate::limits::Limits;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -25,8 +28,7 @@ const FORMS: &str = "a GGUF file, a Hugging Face checkpoint (config.json and .sa
 pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// One token id or several, as `eos_token_id` is written.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "expected a token id or a list of token ids")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenIds {
     /// A number.
     One(u32),
@@ -44,24 +46,32 @@ impl TokenIds {
     }
 }
 
-/// The entries of `config.json` that generation needs. Others are ignored.
+/// The entries of `config.json` that generation needs. Others are ignored. Numbers may be strings,
+/// and whole numbers may have a fraction of zeros.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct Config {
     /// Architecture, such as `llama`.
     pub model_type: Option<String>,
     /// Classes of transformers, such as `LlamaForCausalLM`.
     pub architectures: Option<Vec<String>>,
     /// A part of a model that reads one text and writes another.
+    #[serde(deserialize_with = "lenient::flag")]
     pub is_encoder_decoder: Option<bool>,
     /// Number of entries of a logits row.
+    #[serde(deserialize_with = "lenient::size")]
     pub vocab_size: Option<usize>,
     /// Largest number of tokens that the model was made for.
+    #[serde(deserialize_with = "lenient::size")]
     pub max_position_embeddings: Option<usize>,
-    /// Ids that end a text.
+    /// Ids that end a text. A negative id stands for none, as null does.
+    #[serde(deserialize_with = "lenient::ids")]
     pub eos_token_id: Option<TokenIds>,
     /// Keys that a query sees in layers with a window.
+    #[serde(deserialize_with = "lenient::integer")]
     pub sliding_window: Option<i64>,
     /// Whether there are such layers.
+    #[serde(deserialize_with = "lenient::flag")]
     pub use_sliding_window: Option<bool>,
     /// What each layer sees.
     pub layer_types: Option<Vec<String>>,
@@ -116,22 +126,30 @@ impl Config {
 /// Name of the file that [`GenerationConfig`] is read from.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// The entries of `generation_config.json` that generation needs. Others are ignored.
+/// The entries of `generation_config.json` that generation needs, read as those of [`Config`].
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct GenerationConfig {
     /// Ids that end a text; used instead of those of [`Config`].
+    #[serde(deserialize_with = "lenient::ids")]
     pub eos_token_id: Option<TokenIds>,
     /// False: the most likely token is always taken.
+    #[serde(deserialize_with = "lenient::flag")]
     pub do_sample: Option<bool>,
     /// As [`SamplerConfig::temperature`].
+    #[serde(deserialize_with = "lenient::float")]
     pub temperature: Option<f32>,
     /// As [`SamplerConfig::top_k`]; a negative number is off.
+    #[serde(deserialize_with = "lenient::integer")]
     pub top_k: Option<i64>,
     /// As [`SamplerConfig::top_p`].
+    #[serde(deserialize_with = "lenient::float")]
     pub top_p: Option<f32>,
     /// As [`SamplerConfig::min_p`].
+    #[serde(deserialize_with = "lenient::float")]
     pub min_p: Option<f32>,
     /// As [`Penalties::repetition`](super::sampler::Penalties::repetition).
+    #[serde(deserialize_with = "lenient::float")]
     pub repetition_penalty: Option<f32>,
 }
 
@@ -402,13 +420,33 @@ fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     let Some(bytes) = if_exists(read_config(path))? else {
         return Ok(T::default());
     };
-    serde_json::from_slice(&bytes).map_err(|e| {
+    let read: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|e| {
         let what = if e.is_eof() {
             CUT_OFF
         } else {
             "not JSON of the expected form"
         };
         Error::parse(Stage::Text, path, what, e)
+    })?;
+    T::deserialize(&read).map_err(|e| match wrong_entry::<T>(&read) {
+        Some(what) => Error::file(Stage::Text, path, what),
+        None => Error::parse(Stage::Text, path, "not JSON of the expected form", e),
+    })
+}
+
+/// The first entry that does not make a `T` by itself, and why.
+fn wrong_entry<T: DeserializeOwned>(map: &Map<String, Value>) -> Option<String> {
+    /// Characters of a value that are shown.
+    const SHOWN: usize = 80;
+    map.iter().find_map(|(key, value)| {
+        let alone: Map<String, Value> = [(key.clone(), value.clone())].into_iter().collect();
+        let e = T::deserialize(alone).err()?;
+        let mut found = value.to_string();
+        if let Some((end, _)) = found.char_indices().nth(SHOWN) {
+            found.truncate(end);
+            found.push_str("...");
+        }
+        Some(format!("\"{key}\": {e}, found {found}"))
     })
 }
 
@@ -546,15 +584,54 @@ mod tests {
     #[test]
     fn bad_entries_name_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        for text in [
-            "{",
-            r#"{"eos_token_id": "two"}"#,
-            r#"{"eos_token_id": -1}"#,
-            "\u{feff}{}",
+        for (text, values) in [
+            ("{", [""; 2]),
+            ("\u{feff}{}", [""; 2]),
+            (
+                r#"{"top_k": 1, "eos_token_id": "two"}"#,
+                ["\"eos_token_id\"", "\"two\""],
+            ),
+            (r#"{"eos_token_id": [2, 1.5]}"#, ["\"eos_token_id\"", "[2,1.5]"]),
+            (
+                r#"{"eos_token_id": 4294967296}"#,
+                ["\"eos_token_id\"", "4294967296"],
+            ),
+            (r#"{"top_k": 50.5}"#, ["\"top_k\"", "50.5"]),
+            (r#"{"temperature": "warm"}"#, ["\"temperature\"", "\"warm\""]),
+            (r#"{"do_sample": 3}"#, ["\"do_sample\"", "3"]),
         ] {
             std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
             let e = ModelFolder::open(dir.path()).unwrap_err();
-            assert_carries(e, &["generation_config.json"]);
+            assert_carries(e, &[&["generation_config.json"][..], &values].concat());
         }
+    }
+
+    #[test]
+    fn numbers_of_other_forms_are_read_where_they_are_clear() {
+        let read = |text: &str| -> GenerationConfig { serde_json::from_str(text).unwrap() };
+        let found = read(
+            r#"{"temperature": "0.6", "top_k": 50.0, "top_p": "0.9", "min_p": null, "do_sample": "True",
+            "repetition_penalty": 1, "eos_token_id": [-1, 2.0, "7"], "pad_token_id": -1}"#,
+        );
+        assert_eq!((found.temperature, found.top_k), (Some(0.6), Some(50)));
+        assert_eq!((found.top_p, found.min_p), (Some(0.9), None));
+        assert_eq!(
+            (found.do_sample, found.repetition_penalty),
+            (Some(true), Some(1.0))
+        );
+        assert_eq!(found.eos_token_id, Some(TokenIds::Many(vec![2, 7])));
+        for none in ["-1", "[-1]", "[]", "null", "[null]", "-1.0"] {
+            assert_eq!(
+                read(&format!(r#"{{"eos_token_id": {none}}}"#)).eos_token_id,
+                None,
+                "{none}"
+            );
+        }
+        let config: Config =
+            serde_json::from_str(r#"{"vocab_size": "32000", "max_position_embeddings": 4096.0}"#).unwrap();
+        assert_eq!(
+            (config.vocab_size, config.max_position_embeddings),
+            (Some(32000), Some(4096))
+        );
     }
 }

@@ -13,9 +13,28 @@ use transformer_lite::unstable::quant::Bits;
 /// `model_type` of a model that also reads images.
 const WITH_PICTURES: &str = "gemma3";
 /// `model_type` of the Llama architecture with a window in all layers.
-const MISTRAL: &str = "mistral";
+pub const MISTRAL: &str = "mistral";
 /// Upper bound on the head size.
 const MAX_HEAD: usize = 1 << 16;
+
+/// A number, which some programs write as a string.
+fn float(value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => text.trim().parse().ok(),
+        _ => value.as_f64(),
+    }
+}
+
+/// A non-negative integer, which some programs write with a fraction of zeros or as a string.
+fn whole(value: &Value) -> Option<u64> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a whole number that f64 holds exactly"
+    )]
+    let of_float = |v: f64| (v.fract() == 0.0 && (0.0..9e15).contains(&v)).then_some(v as u64);
+    value.as_u64().or_else(|| float(value).and_then(of_float))
+}
 
 /// Quantization scheme of a checkpoint's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,22 +91,21 @@ impl Config {
     }
 
     fn size(&self, key: &str) -> Result<Option<usize>> {
-        let positive = |v: &Value| {
-            v.as_u64()
-                .and_then(|v| usize::try_from(v).ok())
-                .filter(|v| *v > 0)
-        };
+        let positive = |v: &Value| whole(v).and_then(|v| usize::try_from(v).ok()).filter(|v| *v > 0);
         self.typed(key, "a positive integer", positive)
     }
 
     fn number(&self, key: &str) -> Result<Option<f32>> {
         #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
-        let positive = |v: &Value| v.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0);
+        let positive = |v: &Value| float(v).map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0);
         self.typed(key, "a positive number", positive)
     }
 
     fn truth(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "true or false", Value::as_bool)
+        self.typed(key, "true or false", |v| match v {
+            Value::String(text) => text.trim().to_ascii_lowercase().parse().ok(),
+            _ => v.as_bool(),
+        })
     }
 
     fn text(&self, key: &str) -> Result<Option<&str>> {
