@@ -149,6 +149,12 @@ impl File {
         self.metadata.retain(|(k, _)| k != key);
     }
 
+    /// The texts of the vocabulary.
+    pub fn tokens(&self) -> Vec<String> {
+        let value = self.metadata.iter().find(|(k, _)| k == "tokenizer.ggml.tokens");
+        value.and_then(|(_, v)| v.as_strings()).unwrap().to_vec()
+    }
+
     /// A tensor by name.
     pub fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.tensors.iter_mut().find(|t| t.name == name).unwrap()

@@ -20,6 +20,7 @@ mod testing;
 mod tests;
 mod weights;
 
+pub(crate) use config::MISTRAL;
 pub use params::{Activation, Architecture, Params, Window};
 pub use store::{Stored, Tensors};
 

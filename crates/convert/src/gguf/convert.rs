@@ -5,7 +5,9 @@ use super::read::Gguf;
 use super::tensors::GgufTensors;
 use super::tokenizer::Vocabulary;
 use crate::checkpoint::rope::decimal;
-use crate::checkpoint::{Activation, Architecture, Params, Progress, Summary, write_json, write_model};
+use crate::checkpoint::{
+    Activation, Architecture, MISTRAL, Params, Progress, Summary, write_json, write_model,
+};
 use crate::new_folder::{CONVERT, NewFolder};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -147,6 +149,11 @@ fn config_json(p: &Params, v: &Vocabulary) -> Value {
     }
     if let Some(window) = &p.window {
         set("sliding_window", window.length.into());
+        if p.architecture == Architecture::Llama {
+            // The name of this architecture with a window in all layers.
+            set("model_type", MISTRAL.into());
+            set("architectures", json!(["MistralForCausalLM"]));
+        }
         if let Some(rope) = &window.rope {
             set("rope_local_base_freq", decimal(rope.theta));
         }

@@ -1,11 +1,13 @@
 //! Model parameters from the metadata of a GGUF file.
 
-use super::read::{Gguf, TensorInfo};
+use super::read::{Gguf, TensorInfo, Value};
 use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
 use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
 use crate::memory;
 use transformer_lite::unstable::error::{Error, Result};
 
+/// Factors, for which 1 asks for no computation.
+const FACTORS: [&str; 3] = ["embedding_scale", "logit_scale", "residual_scale"];
 /// Keys for computations that the graph does not support.
 const FOREIGN_KEYS: [&str; 9] = [
     "attention.clamp_kqv",
@@ -33,7 +35,42 @@ impl Metadata<'_> {
     /// A positive integer.
     fn size(&self, name: &str) -> Result<Option<usize>> {
         let key = self.key(name);
-        match self.g.opt_usize(&key)? {
+        self.positive(&key, self.g.opt_usize(&key)?)
+    }
+
+    /// A positive integer that a file may give for each of `layers` layers. An error where layers
+    /// differ.
+    fn size_of_layers(&self, name: &str, layers: usize) -> Result<Option<usize>> {
+        let (g, key) = (self.g, self.key(name));
+        let list = match g.get(&key) {
+            Some(Value::Array(array)) => array.integers(),
+            _ => None,
+        };
+        let Some(list) = list else {
+            return self.size(name);
+        };
+        if list.len() != layers {
+            let found = list.len();
+            return Err(g.bad(format!(
+                "metadata \"{key}\": expected {layers} entries, one per layer, found {found}"
+            )));
+        }
+        let first = list.first().copied().unwrap_or_default();
+        if let Some(other) = list.iter().find(|v| **v != first) {
+            return Err(g.unsupported(format!(
+                "metadata \"{key}\": layers with different values are not supported; found {first} and {other}"
+            )));
+        }
+        let size = usize::try_from(first).map_err(|_| {
+            g.bad(format!(
+                "metadata \"{key}\": expected a positive number, found {first}"
+            ))
+        });
+        self.positive(&key, Some(size?))
+    }
+
+    fn positive(&self, key: &str, found: Option<usize>) -> Result<Option<usize>> {
+        match found {
             Some(0) => Err(self
                 .g
                 .bad(format!("metadata \"{key}\": expected a positive number, found 0"))),
@@ -74,7 +111,10 @@ impl Metadata<'_> {
             let key = self.key(name);
             let neutral = match self.g.get(&key) {
                 None => true,
-                Some(v) => v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false),
+                Some(v) => {
+                    let one = FACTORS.contains(&name) && (v.as_u64() == Some(1) || v.as_f32() == Some(1.0));
+                    one || v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false)
+                }
             };
             if !neutral {
                 return Err(self.g.unsupported(format!(
@@ -86,10 +126,11 @@ impl Metadata<'_> {
     }
 
     /// The numbers of query heads and of key heads, and their width.
-    fn heads(&self, hidden: usize) -> Result<(usize, usize, usize)> {
+    fn heads(&self, hidden: usize, layers: usize) -> Result<(usize, usize, usize)> {
         let g = self.g;
-        let heads = self.need_size("attention.head_count")?;
-        let kv_heads = self.size("attention.head_count_kv")?.unwrap_or(heads);
+        let count = |name: &str| self.size_of_layers(name, layers);
+        let heads = self.need("attention.head_count", count("attention.head_count")?)?;
+        let kv_heads = count("attention.head_count_kv")?.unwrap_or(heads);
         if heads % kv_heads != 0 {
             return Err(g.bad(format!(
                 "{heads} query heads are not a multiple of {kv_heads} key heads"
@@ -216,7 +257,7 @@ impl Metadata<'_> {
         };
         if matches!(
             self.architecture,
-            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma
         ) && length < context
         {
             let name = self.architecture.name();
@@ -272,9 +313,10 @@ pub fn params(g: &Gguf) -> Result<Params> {
         )));
     }
     let hidden = m.need_size("embedding_length")?;
-    let intermediate = m.need_size("feed_forward_length")?;
+    let width_key = "feed_forward_length";
+    let intermediate = m.need(width_key, m.size_of_layers(width_key, layers)?)?;
     let context = m.need_size("context_length")?;
-    let (heads, kv_heads, head_dim) = m.heads(hidden)?;
+    let (heads, kv_heads, head_dim) = m.heads(hidden, layers)?;
     let eps_key = "attention.layer_norm_rms_epsilon";
     let eps = m.need(eps_key, m.number(eps_key)?)?;
 

@@ -123,6 +123,28 @@ impl Value {
     }
 }
 
+impl Array {
+    /// Its items as integers, if they are.
+    pub fn integers(&self) -> Option<Vec<i128>> {
+        macro_rules! wide {
+            ($v:expr) => {
+                Some($v.iter().map(|v| i128::from(*v)).collect())
+            };
+        }
+        match self {
+            Self::U8(v) => wide!(v),
+            Self::I8(v) => wide!(v),
+            Self::U16(v) => wide!(v),
+            Self::I16(v) => wide!(v),
+            Self::U32(v) => wide!(v),
+            Self::I32(v) => wide!(v),
+            Self::U64(v) => wide!(v),
+            Self::I64(v) => wide!(v),
+            Self::F32(_) | Self::F64(_) | Self::Bool(_) | Self::String(_) | Self::Array(_) => None,
+        }
+    }
+}
+
 /// An entry of the tensor table. Its data lie inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {

@@ -11,9 +11,11 @@ use pre::Pre;
 use std::collections::HashMap;
 use std::path::Path;
 use transformer_lite::unstable::backend::NOTE;
-use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::error::{Error, Result};
 
 pub use description::{config_json, tokenizer_json};
+#[cfg(test)]
+pub use pre::names as pre_names;
 
 /// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input` to the existing
 /// folder `folder`. The file needs no tensors. Errors: a damaged file, an unsupported tokenizer, a
@@ -83,7 +85,8 @@ enum Role {
 impl Role {
     fn of(code: i64) -> Option<Self> {
         Some(match code {
-            1 => Self::Normal,
+            // 0 stands for undefined.
+            0 | 1 => Self::Normal,
             2 => Self::Unknown,
             3 => Self::Control,
             4 => Self::UserDefined,
@@ -123,7 +126,83 @@ fn missing_or<T>(g: &Gguf, key: &str, value: Result<Option<T>>) -> Result<T> {
     g.required(key, value?)
 }
 
+/// A vocabulary that other files than GGUF describe.
+#[derive(Debug, Default)]
+pub struct Parts {
+    pub tokens: Vec<String>,
+    /// For each token, what it is for, as a GGUF file numbers it.
+    pub roles: Vec<i64>,
+    /// Scores of SentencePiece's tokens, or the merges of a byte-level vocabulary with the name of
+    /// its pre-tokenizer.
+    pub segmentation: Segmentation,
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub unk: Option<u32>,
+    /// Tokens are put around a text.
+    pub add_bos: bool,
+    pub add_eos: bool,
+}
+
+/// How text becomes tokens.
+#[derive(Debug)]
+pub enum Segmentation {
+    Scores { scores: Vec<f32>, prefix: bool },
+    Merges { merges: Vec<String>, pre: &'static str },
+}
+
+impl Default for Segmentation {
+    fn default() -> Self {
+        Self::Scores {
+            scores: Vec::new(),
+            prefix: false,
+        }
+    }
+}
+
 impl Vocabulary {
+    /// The vocabulary of `parts`. `bad` makes an error of what is wrong.
+    pub fn of_parts(parts: Parts, bad: impl Fn(&str) -> Error) -> Result<Self> {
+        let mut tokens = parts.tokens;
+        let mut roles: Vec<Role> = parts
+            .roles
+            .iter()
+            .map(|code| Role::of(*code).ok_or_else(|| bad(&format!("unknown type {code} of a token"))))
+            .collect::<Result<_>>()?;
+        check_memory(tokens.len(), "the vocabulary")?;
+        rename_duplicates(&mut tokens, &mut roles);
+        let index: HashMap<&str, u32> = (0..).zip(&tokens).map(|(id, t)| (t.as_str(), id)).collect();
+        let (kind, class, merges) = match &parts.segmentation {
+            Segmentation::Scores { scores, prefix } => {
+                let merges = implied_merges(&tokens, scores, &roles, &index);
+                (Kind::SentencePiece { prefix: *prefix }, "LlamaTokenizer", merges)
+            }
+            Segmentation::Merges { merges, pre } => {
+                let pre = Pre::named(pre).unwrap_or(&Pre::GPT2);
+                (
+                    Kind::ByteLevel(pre),
+                    pre.class,
+                    parsed_merges(merges, &index, &bad)?,
+                )
+            }
+        };
+        Ok(Self {
+            kind,
+            class,
+            tokens,
+            roles,
+            merges,
+            bos: parts.bos,
+            eos: parts.eos.into_iter().collect(),
+            pad: None,
+            unk: parts.unk,
+            add_bos: parts.add_bos && parts.bos.is_some(),
+            add_eos: parts.add_eos && parts.eos.is_some(),
+            strips_right: false,
+            chat_template: None,
+            named_templates: Vec::new(),
+        })
+    }
+
     /// Reads and checks the vocabulary of a file.
     pub fn read(g: &Gguf) -> Result<Self> {
         let key = "tokenizer.ggml.model";
@@ -137,6 +216,7 @@ impl Vocabulary {
         if model == "bert" {
             tokens = word_pieces(g, &tokens, &roles)?;
         }
+        rename_duplicates(&mut tokens, &mut roles);
         let index = indexed(g, &tokens)?;
         let mistyped = retyped_ends(&index, &mut roles);
         let (kind, class, merges) = segmentation(g, model, &tokens, &roles, &index)?;
@@ -245,7 +325,42 @@ fn check_memory(entries: usize, what: &str) -> Result<()> {
     memory::check(entries.saturating_mul(ENTRY), what)
 }
 
-/// Ids by text. An error if a text occurs twice, or for a vocabulary that is empty or too large.
+/// Gives another text to tokens whose text a second token has, since `tokenizer.json` finds tokens
+/// by their texts. Such a token is not found in texts: the other one stands for it, which is the
+/// first control token, else the first one that is used.
+fn rename_duplicates(tokens: &mut [String], roles: &mut [Role]) {
+    let rank = |role: Option<&Role>| match role {
+        Some(Role::Control) => 0,
+        Some(Role::UserDefined) => 1,
+        Some(Role::Unused) | None => 3,
+        Some(_) => 2,
+    };
+    let mut owners: HashMap<&str, usize> = HashMap::new();
+    for (id, token) in tokens.iter().enumerate() {
+        let owner = owners.entry(token).or_insert(id);
+        if rank(roles.get(id)) < rank(roles.get(*owner)) {
+            *owner = id;
+        }
+    }
+    let mut names = Vec::new();
+    for (id, token) in tokens.iter().enumerate() {
+        let owner = owners.get(token.as_str()).copied().unwrap_or(id);
+        if owner != id {
+            let mut name = format!("[{id}, a duplicate of {owner}]");
+            while owners.contains_key(name.as_str()) {
+                name.push(']');
+            }
+            names.push((id, name));
+        }
+    }
+    for (id, name) in names {
+        if let (Some(token), Some(role)) = (tokens.get_mut(id), roles.get_mut(id)) {
+            (*token, *role) = (name, Role::Unused);
+        }
+    }
+}
+
+/// Ids by text, which is unique. An error for a vocabulary that is empty or too large.
 fn indexed<'t>(g: &Gguf, tokens: &'t [String]) -> Result<HashMap<&'t str, u32>> {
     if u32::try_from(tokens.len()).is_err() || tokens.is_empty() {
         return Err(g.bad(format!(
@@ -253,13 +368,10 @@ fn indexed<'t>(g: &Gguf, tokens: &'t [String]) -> Result<HashMap<&'t str, u32>> 
             tokens.len()
         )));
     }
-    let mut index = HashMap::new();
-    for (id, token) in (0..).zip(tokens) {
-        if let Some(first) = index.insert(token.as_str(), id) {
-            return Err(g.bad(format!("tokens {first} and {id} have the same text {token:?}")));
-        }
-    }
-    Ok(index)
+    Ok((0..)
+        .zip(tokens)
+        .map(|(id, token)| (token.as_str(), id))
+        .collect())
 }
 
 /// How text becomes tokens, the class of the tokenizer in Hugging Face's library, and the merges.
@@ -274,7 +386,11 @@ fn segmentation(
     Ok(match model {
         "gpt2" => {
             let key = "tokenizer.ggml.pre";
-            let name = missing_or(g, key, g.opt_str(key))?;
+            // Files from before May 2024 do not name it; the default is that of llama.cpp.
+            let name = g
+                .opt_str(key)?
+                .filter(|name| !name.is_empty())
+                .unwrap_or("default");
             let pre = Pre::named(name).ok_or_else(|| {
                 g.unsupported(format!(
                     "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported: {}",
@@ -306,6 +422,14 @@ fn segmentation(
 /// The id of a special token, of `count` tokens.
 fn token_id(g: &Gguf, name: &str, count: usize) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
+    // -1 stands for none, also in 32 bits without a sign.
+    let none = matches!(
+        g.get(&key),
+        Some(Entry::I32(-1) | Entry::I64(-1) | Entry::U32(u32::MAX))
+    );
+    if none {
+        return Ok(None);
+    }
     let Some(id) = g.opt_usize(&key)? else {
         return Ok(None);
     };
@@ -355,7 +479,7 @@ fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
     }
     codes
         .iter()
-        .map(|c| Role::of(*c).ok_or_else(|| g.bad(format!("metadata \"{key}\": expected 1 to 6, found {c}"))))
+        .map(|c| Role::of(*c).ok_or_else(|| g.bad(format!("metadata \"{key}\": expected 0 to 6, found {c}"))))
         .collect()
 }
 
@@ -382,33 +506,40 @@ fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String
 /// The merges of a byte-level vocabulary, each of which joins two tokens to a third.
 fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Merges> {
     let merges = missing_or(g, MERGES, g.opt_strings(MERGES))?;
-    merges
-        .iter()
-        .enumerate()
-        .map(|(i, merge)| {
-            let bad = |what: &str| g.bad(format!("metadata \"{MERGES}\": entry {i}, {merge:?}: {what}"));
-            // The first character is never the separator.
-            let first = merge.chars().next().map_or(0, char::len_utf8);
-            let split = merge
-                .get(first..)
-                .and_then(|rest| rest.find(' '))
-                .map(|at| first + at);
-            let (left, right) = split
-                .and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
-                .filter(|(_, right)| !right.is_empty())
-                .ok_or_else(|| bad("expected two tokens with a space between them"))?;
-            for token in [left, right, &format!("{left}{right}")] {
-                if !index.contains_key(token) {
-                    return Err(bad(&format!("{token:?} is not in the vocabulary")));
-                }
-            }
-            Ok((left.to_owned(), right.to_owned()))
-        })
-        .collect()
+    parsed_merges(merges, index, |what| {
+        g.bad(format!("metadata \"{MERGES}\": {what}"))
+    })
 }
 
-/// The merges that a SentencePiece vocabulary implies: all pairs of tokens whose joint text is a
-/// token, best score of the joint token first.
+/// Merges from texts of two tokens with a space between them.
+fn parsed_merges(
+    merges: &[String],
+    index: &HashMap<&str, u32>,
+    bad: impl Fn(&str) -> Error,
+) -> Result<Merges> {
+    let parse = |(i, merge): (usize, &String)| {
+        let bad = |what: &str| bad(&format!("entry {i}, {merge:?}: {what}"));
+        // The first character is never the separator.
+        let first = merge.chars().next().map_or(0, char::len_utf8);
+        let split = merge
+            .get(first..)
+            .and_then(|rest| rest.find(' '))
+            .map(|at| first + at);
+        let (left, right) = split
+            .and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
+            .filter(|(_, right)| !right.is_empty())
+            .ok_or_else(|| bad("expected two tokens with a space between them"))?;
+        for token in [left, right, &format!("{left}{right}")] {
+            if !index.contains_key(token) {
+                return Err(bad(&format!("{token:?} is not in the vocabulary")));
+            }
+        }
+        Ok((left.to_owned(), right.to_owned()))
+    };
+    merges.iter().enumerate().map(parse).collect()
+}
+
+/// The merges that a SentencePiece vocabulary implies.
 fn scored_merges(g: &Gguf, tokens: &[String], roles: &[Role], index: &HashMap<&str, u32>) -> Result<Merges> {
     let key = "tokenizer.ggml.scores";
     let scores = match g.get(key) {
@@ -427,6 +558,11 @@ fn scored_merges(g: &Gguf, tokens: &[String], roles: &[Role], index: &HashMap<&s
             "metadata \"{key}\": expected {count} entries, one per token, found {found}"
         )));
     }
+    Ok(implied_merges(tokens, scores, roles, index))
+}
+
+/// All pairs of tokens whose joint text is a token, best score of the joint token first.
+fn implied_merges(tokens: &[String], scores: &[f32], roles: &[Role], index: &HashMap<&str, u32>) -> Merges {
     let normal = |id: u32| roles.get(id as usize) == Some(&Role::Normal);
     let mut merges = Vec::new();
     for (id, (token, score)) in (0..).zip(tokens.iter().zip(scores)).filter(|(id, _)| normal(*id)) {
@@ -441,5 +577,5 @@ fn scored_merges(g: &Gguf, tokens: &[String], roles: &[Role], index: &HashMap<&s
         }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
-    Ok(merges.into_iter().map(|m| m.3).collect())
+    merges.into_iter().map(|m| m.3).collect()
 }

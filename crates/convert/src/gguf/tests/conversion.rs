@@ -204,7 +204,6 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
         "llama.context_length",
         "llama.attention.layer_norm_rms_epsilon",
         "tokenizer.ggml.model",
-        "tokenizer.ggml.pre",
         "tokenizer.ggml.merges",
     ] {
         let mut f = base();
@@ -251,7 +250,30 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     );
     let heads = "llama.attention.head_count_kv";
     with(heads, Value::U32(3), damaged, &["3"]);
-    with(heads, Value::Array(Array::I32(vec![2, 2])), damaged, &[heads]);
+    with(
+        heads,
+        Value::Array(Array::I32(vec![2])),
+        damaged,
+        &[heads, "2", "1"],
+    );
+    with(
+        heads,
+        Value::Array(Array::U32(vec![2, 4])),
+        unsupported,
+        &[heads, "2 and 4"],
+    );
+    with(
+        heads,
+        Value::Array(Array::I32(vec![-1, -1])),
+        damaged,
+        &[heads, "-1"],
+    );
+    with(
+        "llama.logit_scale",
+        Value::F32(0.5),
+        unsupported,
+        &["llama.logit_scale"],
+    );
     with(
         "llama.attention.key_length",
         Value::U64(1 << 62),
@@ -283,10 +305,6 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     let merges = "tokenizer.ggml.merges";
     with(merges, testing::strings(&["h q"]), damaged, &["\"hq\""]);
     with(merges, testing::strings(&["hq"]), damaged, &[merges, "hq"]);
-    let mut f = base();
-    f.unset("tokenizer.ggml.token_type");
-    f.set("tokenizer.ggml.tokens", testing::strings(&["a", "b", "a"]));
-    assert_error(&failure(&f), damaged, &["0", "2"]);
 
     let mut f = base();
     let name = "\"blk.1.attn_v.weight\"";
@@ -310,12 +328,6 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     f.add_f32("rope_factors_long.weight", &[4], &[1.0; 4]);
     assert_error(&failure(&f), damaged, &["\"rope_factors_short.weight\""]);
     with(
-        "llama.attention.sliding_window",
-        Value::U32(16),
-        unsupported,
-        &["16", "llama"],
-    );
-    with(
         "llama.feed_forward_length",
         Value::U64(1 << 61),
         damaged,
@@ -324,6 +336,44 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     let mut f = base();
     f.add_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
     assert_error(&failure(&f), damaged, &["\"blk.0.attn_sinks.weight\""]);
+}
+
+#[test]
+fn files_in_other_forms_are_converted() {
+    let layers = |n: i32| Value::Array(Array::I32(vec![n, n]));
+    let (plain_folder, plain) = converted(&tiny("llama", Traits::default()));
+    let config = |folder: &tempfile::TempDir| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(folder.path().join("out/config.json")).unwrap()).unwrap()
+    };
+    for (key, value) in [
+        ("llama.attention.head_count", layers(HEADS as i32)),
+        ("llama.attention.head_count_kv", layers(KV_HEADS as i32)),
+        ("llama.feed_forward_length", layers(testing::INTERMEDIATE as i32)),
+        ("llama.logit_scale", Value::F32(1.0)),
+        ("llama.residual_scale", Value::F64(1.0)),
+        ("llama.embedding_scale", Value::U32(1)),
+        ("llama.attention.sliding_window", Value::U32(64)),
+        (
+            "tokenizer.ggml.token_type",
+            Value::Array(Array::I32(vec![0; VOCAB])),
+        ),
+        ("tokenizer.ggml.pre", Value::String("default".to_owned())),
+        ("tokenizer.ggml.pre", Value::String(String::new())),
+    ] {
+        let mut file = tiny("llama", Traits::default());
+        file.set(key, value);
+        let (folder, model) = converted(&file);
+        assert_eq!(model.inputs, plain.inputs, "{key}");
+        assert_eq!(config(&folder)["num_attention_heads"], HEADS, "{key}");
+    }
+    assert_eq!(config(&plain_folder)["model_type"], "llama");
+    // All layers have the window, which makes it the architecture of Mistral.
+    let mut file = tiny("llama", Traits::default());
+    file.set("llama.attention.sliding_window", Value::U32(16));
+    let (folder, model) = converted(&file);
+    assert_eq!(config(&folder)["model_type"], "mistral");
+    assert_eq!(config(&folder)["sliding_window"], 16);
+    assert!(model.count("And") > plain.count("And"), "the mask has a window");
 }
 
 #[test]

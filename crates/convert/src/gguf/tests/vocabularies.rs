@@ -73,6 +73,49 @@ fn cut(pre: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
+#[test]
+fn every_pre_tokenizer_keeps_all_text() {
+    let text = "We've GPUs,  HelloWorld's 1234567\n\n/x \u{4f60}\u{597d}\u{3053} caf\u{65}\u{301} \u{661}\u{662} =>  .";
+    for name in super::super::tokenizer::pre_names() {
+        assert_eq!(cut(name, text).concat(), text, "{name}");
+    }
+}
+
+#[test]
+fn a_file_without_a_pre_tokenizer_has_the_default() {
+    assert_eq!(
+        cut("default", "We've a+b 12345."),
+        ["We", "'ve", " a", "+", "b", " ", "123", "45", "."]
+    );
+    let mut file = File::default();
+    testing::byte_vocabulary(&mut file, "default");
+    let ids = |file: &File| load(file).encode("hello 12", true).unwrap().get_ids().to_vec();
+    let named = ids(&file);
+    file.unset("tokenizer.ggml.pre");
+    assert_eq!(ids(&file), named);
+}
+
+#[test]
+fn of_two_tokens_with_one_text_one_is_found() {
+    let mut file = File::default();
+    testing::byte_vocabulary(&mut file, "smollm");
+    let mut tokens = file.tokens();
+    let mut roles = vec![1; tokens.len()];
+    // A control token comes before a used one, and that before an unused one.
+    let (lone, end) = (tokens.len() as u32, 2);
+    tokens.extend(["hello", "<|im_end|>", "hello"].map(str::to_owned));
+    roles[..3].fill(3);
+    let hello = tokens.iter().position(|t| t == "hello").unwrap();
+    roles[hello] = 5;
+    roles.extend([1, 1, 1]);
+    file.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
+    file.set("tokenizer.ggml.token_type", Value::Array(Array::I32(roles)));
+    let t = load(&file);
+    let encoded = t.encode("hello<|im_end|>", false).unwrap();
+    assert_eq!(encoded.get_ids(), [lone, end]);
+    assert_eq!(t.get_vocab_size(true), VOCAB + 3);
+}
+
 /// Those of which no vocabulary with expected ids is at hand.
 #[test]
 fn pre_tokenizers_cut_words() {
