@@ -138,6 +138,18 @@ impl File {
         open(self.bytes())
     }
 
+    /// The bytes of two parts that the model is split into.
+    pub fn split(&self) -> [Vec<u8>; 2] {
+        let (mut first, mut second) = (self.clone(), Self::default());
+        second.tensors = first.tensors.split_off(7);
+        for (number, part) in [&mut first, &mut second].into_iter().enumerate() {
+            part.set("split.no", Value::U16(number as u16));
+            part.set("split.count", Value::U16(2));
+            part.set("split.tensors.count", Value::I32(self.tensors.len() as i32));
+        }
+        [first.bytes(), second.bytes()]
+    }
+
     /// Sets or replaces a metadata value.
     pub fn set(&mut self, key: &str, value: Value) {
         self.unset(key);

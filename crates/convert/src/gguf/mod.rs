@@ -7,6 +7,7 @@ mod convert;
 pub mod dequant;
 mod params;
 pub mod read;
+pub(crate) mod split;
 mod tensors;
 #[cfg(test)]
 #[path = "../../../../tests/support/gguf.rs"]
@@ -18,6 +19,7 @@ mod tokenizer;
 pub use convert::{convert, convert_into, supported};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value};
+pub use split::files;
 pub use tokenizer::write_tokenizer;
 
 #[cfg(test)]

@@ -155,7 +155,9 @@ pub struct TensorInfo {
     /// Type of the stored blocks.
     pub ggml_type: GgmlType,
     pub elements: usize,
-    /// First byte in the file.
+    /// Index of the file that has it.
+    part: usize,
+    /// First byte in that file.
     start: usize,
     /// Length in bytes; `None` for a type with an unknown layout.
     bytes: Option<usize>,
@@ -168,10 +170,13 @@ impl TensorInfo {
     }
 }
 
-/// An open GGUF file.
+/// An open GGUF file, or several that a model is split into.
 pub struct Gguf {
+    /// The first file.
     path: PathBuf,
-    source: Box<dyn Bytes>,
+    /// Further files.
+    others: Vec<PathBuf>,
+    sources: Vec<Box<dyn Bytes>>,
     version: u32,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
@@ -396,6 +401,7 @@ impl<'a> Cursor<'a> {
                 dims,
                 ggml_type,
                 elements,
+                part: 0,
                 start: 0,
                 bytes,
             },
@@ -420,7 +426,7 @@ impl Gguf {
     /// An error for anything but a complete little-endian GGUF file of version 2 or 3: each length,
     /// count and offset is checked against the size of the file before use. The file must not
     /// change while it is open.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open_one(path: &Path) -> Result<Self> {
         let (file, length) = open_file(path)?;
         if length == 0 {
             // An empty file cannot be mapped.
@@ -491,7 +497,8 @@ impl Gguf {
         }
         Ok(Self {
             path: path.to_owned(),
-            source,
+            others: Vec::new(),
+            sources: vec![source],
             version,
             metadata,
             keys,
@@ -500,8 +507,30 @@ impl Gguf {
         })
     }
 
+    /// Adds the tensors of another part of the same model. An error for one that occurs twice.
+    pub(super) fn append(&mut self, part: Self) -> Result<()> {
+        for mut tensor in part.tensors {
+            tensor.part = self.sources.len();
+            let name = tensor.name.clone();
+            if self.names.insert(name.clone(), self.tensors.len()).is_some() {
+                let what = format!("the tensor \"{name}\" is in an earlier part too");
+                return Err(Error::damaged(Stage::Convert, &part.path, what));
+            }
+            self.tensors.push(tensor);
+        }
+        self.others.push(part.path);
+        self.sources.extend(part.sources);
+        Ok(())
+    }
+
+    /// The file, or the first part of a model that is split.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// All files of the model.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        [&self.path].into_iter().chain(&self.others).cloned().collect()
     }
 
     /// Version of the format.
@@ -595,7 +624,10 @@ impl Gguf {
     /// The stored bytes of a tensor. An error for a type with an unknown layout.
     pub fn data(&self, info: &TensorInfo) -> Result<&[u8]> {
         info.bytes
-            .and_then(|n| self.source.bytes().get(info.start..info.start.checked_add(n)?))
+            .and_then(|n| {
+                let source = self.sources.get(info.part)?;
+                source.bytes().get(info.start..info.start.checked_add(n)?)
+            })
             .ok_or_else(|| self.unsupported_type(info))
     }
 

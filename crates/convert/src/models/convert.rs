@@ -5,6 +5,7 @@ use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
 use super::{Event, ModelStore, OnEvent};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
+use crate::gguf::split::PartName;
 use crate::gguf::{self, Gguf};
 use crate::lock;
 use crate::new_folder::{self, CONVERT, NewFolder, REMOVED, set_aside};
@@ -69,7 +70,8 @@ impl Source {
             .into();
         pulled.dedup();
         let mut source = Self::new(&fetched.path, &fetched.path, fetched.name, pulled)?;
-        source.claimed = fetched.claimed;
+        // The hub tells the digests of single files only.
+        source.claimed = fetched.claimed.filter(|_| source.files.len() == 1);
         source.known = fetched.verified;
         if source.form == SourceFormat::Checkpoint {
             // The folder of a snapshot has the name of a commit.
@@ -84,14 +86,19 @@ impl Source {
             let files = checkpoint::sources(path)?;
             (SourceFormat::Checkpoint, files, named.file_name())
         } else {
-            gguf::supported(&Gguf::open(path)?)?;
-            (SourceFormat::Gguf, vec![path.to_owned()], named.file_stem())
+            let gguf = Gguf::open(path)?;
+            gguf::supported(&gguf)?;
+            (SourceFormat::Gguf, gguf.paths(), named.file_stem())
         };
+        let name = name.unwrap_or_default().to_string_lossy();
+        // The model has the name that its parts share.
+        let part = named.file_name().and_then(|n| n.to_str()).and_then(PartName::of);
+        let name = part.map_or(&*name, |part| part.stem());
         Ok(Self {
             form,
             path: path.to_owned(),
             files,
-            name: clean(&name.unwrap_or_default().to_string_lossy()),
+            name: clean(name),
             label,
             pulled,
             claimed: None,
@@ -115,7 +122,7 @@ impl Source {
         here.into_iter().chain(self.pulled.iter().cloned()).collect()
     }
 
-    /// The SHA-256 of a GGUF file, or that of the names and digests of a checkpoint's files.
+    /// The SHA-256 of a GGUF file, or that of the names and digests of several files.
     fn key(&self, total: u64, on_event: OnEvent<'_>) -> Result<String> {
         let mut done = 0;
         let mut digest = |path: &Path| {
@@ -138,7 +145,7 @@ impl Source {
             .iter()
             .map(|path| Ok((path.file_name().unwrap_or_default().to_owned(), digest(path)?)))
             .collect::<Result<Vec<_>>>()?;
-        if let (SourceFormat::Gguf, Some((_, digest))) = (self.form, parts.first()) {
+        if let (SourceFormat::Gguf, [(_, digest)]) = (self.form, parts.as_slice()) {
             return Ok(digest.clone());
         }
         parts.sort();

@@ -461,6 +461,21 @@ fn checkpoints_are_downloaded_whole() {
 }
 
 #[test]
+fn split_files_are_pulled_whole() {
+    let names = [1, 2].map(|n| format!("tiny-{n:05}-of-00002.gguf"));
+    let [first, second] = tiny("llama", Traits::default()).split();
+    let server = Server::new(&[(&names[0], first), (&names[1], second)]);
+    let (user, first) = (User::new(&server), format!("hf:{REPO}:{}", names[0]));
+    let second = format!("{REPO}:{}", names[1]);
+    user.fails(&["pull", &second], "NoModel", &["part 2 of 2", &names[0]]);
+    let (out, _) = user.runs(&["pull", REPO]);
+    assert!(out.starts_with("tiny: llama, "), "{out}");
+    user.runs(&["rm", "tiny", "--yes"]);
+    user.runs(&["rm", &first, "--yes"]);
+    assert!(user.blobs().is_empty());
+}
+
+#[test]
 fn broken_transfers_go_on_where_they_stopped() {
     let (server, user) = hub();
     server.fault("GET /cdn", Fault::Cut(1000));

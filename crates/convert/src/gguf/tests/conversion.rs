@@ -376,6 +376,63 @@ fn files_in_other_forms_are_converted() {
     assert!(model.count("And") > plain.count("And"), "the mask has a window");
 }
 
+/// Writes the parts that a model is split into.
+fn split(file: &File, folder: &Path) -> [std::path::PathBuf; 2] {
+    let paths = [1, 2].map(|n| folder.join(format!("tiny-{n:05}-of-00002.gguf")));
+    for (path, bytes) in paths.iter().zip(file.split()) {
+        std::fs::write(path, bytes).unwrap();
+    }
+    paths
+}
+
+#[test]
+fn split_files_are_read_from_their_first_part() {
+    let file = tiny("llama", Traits::default());
+    let (_folder, whole) = converted(&file);
+    let folder = tempfile::tempdir().unwrap();
+    let parts = split(&file, folder.path());
+    let out = |name: &str| folder.path().join(name);
+    convert(&parts[0], &out("out"), false, &mut |_| ()).unwrap();
+    let joined = read_back::open(&out("out").join("model.onnx"));
+    for name in ["model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"] {
+        assert_eq!(joined.f32s(name), whole.f32s(name), "{name}");
+    }
+    assert_eq!(Gguf::open(&parts[0]).unwrap().paths(), parts);
+    assert_eq!(super::super::files(&parts[0]), parts);
+
+    let open = |path: &Path| Gguf::open(path).map(drop);
+    invalid(open(&parts[1]), &["part 2 of 2", "tiny-00001-of-00002.gguf"]);
+    let other = out("other.gguf");
+    std::fs::copy(&parts[0], &other).unwrap();
+    invalid(open(&other), &["other.gguf", "-00001-of-00002.gguf"]);
+    std::fs::copy(&parts[0], &parts[1]).unwrap();
+    invalid(
+        open(&parts[0]),
+        &["tiny-00002-of-00002.gguf", "part 2 of 2", "part 1 of 2"],
+    );
+    std::fs::remove_file(&parts[1]).unwrap();
+    invalid(
+        open(&parts[0]),
+        &["part 2", "tiny-00002-of-00002.gguf", "missing"],
+    );
+    let mut less = file.clone();
+    less.tensors.pop();
+    let parts = split(&less, folder.path());
+    let mut first = less.clone();
+    first.tensors.truncate(7);
+    first.set("split.no", Value::U16(0));
+    first.set("split.count", Value::U16(2));
+    first.set("split.tensors.count", Value::I32(99));
+    std::fs::write(&parts[0], first.bytes()).unwrap();
+    invalid(open(&parts[0]), &["split.tensors.count", "99"]);
+    first.tensors.push(less.tensors[7].clone());
+    std::fs::write(&parts[0], first.bytes()).unwrap();
+    invalid(
+        open(&parts[0]),
+        &["tiny-00002-of-00002.gguf", &less.tensors[7].name],
+    );
+}
+
 #[test]
 fn an_output_in_the_way_is_refused() {
     let (folder, path) = written(&tiny("llama", Traits::default()));

@@ -64,8 +64,13 @@ impl Cache {
             let mut add = |spec: String, path, bytes| {
                 found.extend(spec.parse().ok().map(|spec| Cached { spec, path, bytes }));
             };
-            for file in files.iter().filter(|f| choose::is_model(f)) {
-                add(format!("{owner}/{name}:{file}"), snapshot.join(file), bytes(file));
+            for file in files.iter().filter(|f| choose::is_model(f, &files)) {
+                let others: u64 = choose::other_parts(file).iter().map(bytes).sum();
+                add(
+                    format!("{owner}/{name}:{file}"),
+                    snapshot.join(file),
+                    bytes(file) + others,
+                );
             }
             if choose::choose(&files) == Choice::Checkpoint {
                 add(
@@ -106,16 +111,26 @@ impl Repo {
         is_sha256(name).then(|| name.to_owned())
     }
 
-    /// Removes the content of a file, and its names in all versions. For a checkpoint, removes all
-    /// that was downloaded of the repository.
+    /// Removes the content of a file with that of its other parts, and its names in all versions.
+    /// For a checkpoint, removes all that was downloaded of the repository.
     pub(super) fn forget(&self, cached: &Cached) -> Result<()> {
         let failed = |path: &Path, e| Error::io("cannot remove", path, e);
-        if cached.spec.file().is_none() {
+        let Some(name) = cached.spec.file() else {
             return std::fs::remove_dir_all(&self.folder).map_err(|e| failed(&self.folder, e));
+        };
+        for other in choose::other_parts(name) {
+            let path = cached.path.with_file_name(choose::file_name(&other));
+            if path.is_file() {
+                self.forget_file(&path, &other)?;
+            }
         }
+        self.forget_file(&cached.path, name)
+    }
+
+    fn forget_file(&self, path: &Path, name: &str) -> Result<()> {
+        let failed = |path: &Path, e| Error::io("cannot remove", path, e);
         let remove = |path: &Path| std::fs::remove_file(path).map_err(|e| failed(path, e));
-        let blob = std::fs::canonicalize(&cached.path).map_err(|e| failed(&cached.path, e))?;
-        let name = cached.spec.file().unwrap_or_default();
+        let blob = std::fs::canonicalize(path).map_err(|e| failed(path, e))?;
         let snapshots = std::fs::read_dir(self.folder.join("snapshots"));
         for item in snapshots.into_iter().flatten().flatten() {
             let path = item.path().join(name);

@@ -1,6 +1,7 @@
 //! Which files of a repository are the model.
 
 use crate::checkpoint::folder::COPIED;
+use crate::gguf::split::PartName;
 
 /// Names of quantizations in names of files, the preferred ones first.
 const PREFERRED: [&str; 20] = [
@@ -11,9 +12,10 @@ const PREFERRED: [&str; 20] = [
 /// What is downloaded of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
+    /// A GGUF file, or the first part of one that is split.
     Gguf(String),
     Checkpoint,
-    /// Nothing: its GGUF files are parts of larger ones.
+    /// Nothing: its GGUF files are parts of larger ones, of which some are missing.
     Split,
     None,
 }
@@ -29,20 +31,32 @@ pub(super) fn ggufs(names: &[String]) -> Vec<String> {
     found
 }
 
-/// True for a GGUF file with a whole language model in it, as far as its name tells.
-pub(super) fn is_model(name: &str) -> bool {
+/// True for a GGUF file of a language model, or for the first part of one whose parts are all among
+/// `names`, as far as names tell.
+pub(super) fn is_model(name: &str, names: &[String]) -> bool {
     let lower = file_name(name).to_ascii_lowercase();
     let other = lower.contains("mmproj") || lower.contains("imatrix");
-    has_extension(name, "gguf") && !other && parts(name).is_none_or(|n| n == 1)
+    let first = PartName::of(name).is_none_or(|part| part.number == 1);
+    has_extension(name, "gguf")
+        && !other
+        && first
+        && other_parts(name).iter().all(|part| names.contains(part))
+}
+
+/// The parts after the first part `name` of a GGUF file that is split; none for other names.
+pub(super) fn other_parts(name: &str) -> Vec<String> {
+    let part = PartName::of(name).filter(|part| part.number == 1);
+    part.iter().flat_map(PartName::others).collect()
 }
 
 /// The model among the files `names` of a repository.
 pub(super) fn choose(names: &[String]) -> Choice {
     let all = ggufs(names);
-    let best = all.iter().filter(|n| is_model(n)).min_by_key(|n| {
+    let best = all.iter().filter(|n| is_model(n, names)).min_by_key(|n| {
         let rank = PREFERRED.iter().position(|q| holds(file_name(n), q));
-        // Of several models the one with the shortest name.
-        (rank.unwrap_or(PREFERRED.len()), n.len(), n.as_str())
+        // Of several models a single file, then the one with the shortest name.
+        let split = !other_parts(n).is_empty();
+        (split, rank.unwrap_or(PREFERRED.len()), n.len(), n.as_str())
     });
     let checkpoint = || {
         names.iter().any(|n| n == "config.json")
@@ -53,7 +67,7 @@ pub(super) fn choose(names: &[String]) -> Choice {
     match best {
         Some(name) => Choice::Gguf(name.clone()),
         None if checkpoint() => Choice::Checkpoint,
-        None if all.iter().any(|n| parts(n).is_some()) => Choice::Split,
+        None if all.iter().any(|n| PartName::of(n).is_some()) => Choice::Split,
         None => Choice::None,
     }
 }
@@ -64,24 +78,13 @@ pub(super) fn small(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).filter(wanted).collect()
 }
 
-fn file_name(path: &str) -> &str {
+pub(super) fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
 fn has_extension(name: &str, extension: &str) -> bool {
     name.rsplit_once('.')
         .is_some_and(|(_, e)| e.eq_ignore_ascii_case(extension))
-}
-
-/// The number of parts in a name such as `model-00001-of-00003.gguf`.
-fn parts(name: &str) -> Option<u32> {
-    let (stem, _) = name.rsplit_once('.')?;
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (_, part) = rest.rsplit_once('-')?;
-    let digits = |t: &str| t.len() == 5 && t.bytes().all(|b| b.is_ascii_digit());
-    (digits(part) && digits(count))
-        .then(|| count.parse().ok())
-        .flatten()
 }
 
 /// True where `name` holds the word `quant`, in capitals or not: `Q4_0` is not in

@@ -7,6 +7,7 @@ use super::choose::{self, Choice};
 use super::store::{Partial, unwritable};
 use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, REVISION, Repo, Spec, has_tokenizer, is_file_name};
 use crate::checkpoint::folder::{INDEX, supported};
+use crate::gguf::split::PartName;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -121,7 +122,7 @@ impl Hub {
     pub(super) fn download(&self, spec: &Spec, on_event: OnEvent<'_>) -> Result<Fetched> {
         let client = Client::new(self, spec)?;
         let fetched = match spec.file() {
-            Some(file) => client.file(file, on_event),
+            Some(file) => client.file(file, REVISION, on_event),
             None => client.choose(on_event),
         };
         let unreachable = |e: &Error| {
@@ -184,40 +185,49 @@ impl<'a> Client<'a> {
         HubError::Unexpected { host, what }.into_error()
     }
 
-    /// A GGUF file by its name.
-    fn file(&self, name: &str, on_event: OnEvent<'_>) -> Result<Fetched> {
-        let got = self.get(name, REVISION, on_event)?;
-        self.fetched(name, got)
-    }
-
-    /// A model that is one file. Its version is the present one from now on.
-    fn fetched(&self, name: &str, got: Got) -> Result<Fetched> {
-        self.repo().set_present(&got.commit)?;
-        let verified = got.claimed.iter().filter(|_| got.verified);
+    /// A GGUF file by its name, at a version, with its other parts if it is the first one. That
+    /// version is the present one from now on.
+    fn file(&self, name: &str, revision: &str, on_event: OnEvent<'_>) -> Result<Fetched> {
+        if let Some(part) = PartName::of(name).filter(|part| part.number > 1) {
+            let (number, count, first) = (part.number, part.count, part.with(1));
+            let what = format!("{name} is part {number} of {count} of a model; name the first part, {first}");
+            return self.no_model(&what);
+        }
+        let first = self.get(name, revision, on_event)?;
+        let mut verified = Vec::new();
+        let mut add = |got: &Got| {
+            let digest = got.claimed.iter().filter(|_| got.verified);
+            verified.extend(digest.map(|d| (got.path.clone(), d.clone())));
+        };
+        add(&first);
+        for part in choose::other_parts(name) {
+            add(&self.get(&part, &first.commit, on_event)?);
+        }
+        self.repo().set_present(&first.commit)?;
         Ok(Fetched {
             name: self.spec.with_file(name).to_string(),
-            verified: verified.map(|d| (got.path.clone(), d.clone())).collect(),
-            path: got.path,
-            claimed: got.claimed,
+            verified,
+            path: first.path,
+            claimed: first.claimed,
         })
+    }
+
+    fn no_model<T>(&self, what: &str) -> Result<T> {
+        let (repo, what) = (self.spec.repo().to_owned(), what.to_owned());
+        Err(HubError::NoModel { repo, what }.into_error())
     }
 
     /// The model that the repository's list of files leads to.
     fn choose(&self, on_event: OnEvent<'_>) -> Result<Fetched> {
         let (commit, names) = self.list(on_event)?;
-        let none = |what: &str| {
-            let (repo, what) = (self.spec.repo().to_owned(), what.to_owned());
-            Err(HubError::NoModel { repo, what }.into_error())
-        };
         match choose::choose(&names) {
-            Choice::Gguf(name) => {
-                let got = self.get(&name, &commit, on_event)?;
-                self.fetched(&name, got)
-            }
+            Choice::Gguf(name) => self.file(&name, &commit, on_event),
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, on_event),
-            Choice::Checkpoint => none("it has no tokenizer.json"),
-            Choice::Split => none("its GGUF files are parts of larger ones, which are not supported"),
-            Choice::None => none("the repository has neither"),
+            Choice::Checkpoint => self.no_model("it has no tokenizer.json"),
+            Choice::Split => {
+                self.no_model("its GGUF files are parts of larger ones, of which some are missing")
+            }
+            Choice::None => self.no_model("the repository has neither"),
         }
     }
 

@@ -252,9 +252,9 @@ fn listed(words: &str, files: &[String]) -> String {
 pub(super) struct Fetched {
     /// Its full name: a spec with the file, or without one for a checkpoint.
     pub name: String,
-    /// The GGUF file, or the folder of the checkpoint.
+    /// The GGUF file, the first part of one, or the folder of the checkpoint.
     pub path: PathBuf,
-    /// The SHA-256 of a GGUF file as the hub tells it.
+    /// The SHA-256 of that GGUF file as the hub tells it.
     pub claimed: Option<String>,
     /// Files that were downloaded and verified just now, with their SHA-256.
     pub verified: Vec<(PathBuf, String)>,
@@ -412,7 +412,9 @@ impl Hub {
         };
         if let Some(file) = spec.file() {
             let path = snapshot.join(file);
-            return Ok(path.is_file().then(|| fetched(file, path)));
+            let others = choose::other_parts(file);
+            let whole = path.is_file() && others.iter().all(|part| snapshot.join(part).is_file());
+            return Ok(whole.then(|| fetched(file, path)));
         }
         let names = repo.files();
         match choose::choose(&names) {

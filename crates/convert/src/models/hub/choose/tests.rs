@@ -34,15 +34,19 @@ fn quantizations_have_an_order() {
 }
 
 #[test]
-fn parts_and_projectors_are_no_models() {
+fn first_parts_stand_for_models_and_projectors_do_not() {
     let parts = ["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"];
-    assert_eq!(chosen(&parts), Choice::Split);
+    assert_eq!(chosen(&parts), gguf(parts[0]));
+    assert_eq!(other_parts(parts[0]), parts[1..]);
+    assert!(other_parts(parts[1]).is_empty());
     let with = |more| [&parts[..], more].concat();
     assert_eq!(chosen(&with(&["m-Q8_0.gguf"])), gguf("m-Q8_0.gguf"));
-    assert_eq!(
-        chosen(&with(&["config.json", "model.safetensors"])),
-        Choice::Checkpoint
-    );
+    let checkpoint = ["config.json", "model.safetensors"];
+    assert_eq!(chosen(&with(&checkpoint)), gguf(parts[0]));
+    for part in parts {
+        assert_eq!(chosen(&[part]), Choice::Split);
+        assert_eq!(chosen(&[&[part][..], &checkpoint].concat()), Choice::Checkpoint);
+    }
     let alone = "m-Q4_0-00001-of-00001.gguf";
     assert_eq!(chosen(&[alone]), gguf(alone));
     assert_eq!(chosen(&["mmproj-m-f16.gguf"]), Choice::None);
