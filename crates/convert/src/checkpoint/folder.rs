@@ -5,7 +5,7 @@ use super::config::{Config, Scheme};
 use super::gptq;
 pub(crate) use super::safetensors::INDEX;
 use super::safetensors::{Shards, Tensor, files as safetensors_files};
-use super::{Params, Progress, Stored, Summary, TOO_LARGE, Tensors, write_json, write_model};
+use super::{Params, Progress, Stored, Summary, TOO_LARGE, Tensors, tokenizer, write_json, write_model};
 use crate::new_folder::{CONVERT, NewFolder};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -31,8 +31,9 @@ pub(crate) const COPIED: [&str; 10] = [
 const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
 
 /// Converts the checkpoint folder `input` to the folder `output` with `model.onnx`,
-/// `model.onnx.data`, `config.json` and the tokenizer's files. Matrices quantized with GPTQ or AWQ
-/// keep their bits as E0M; others become `f32`.
+/// `model.onnx.data`, `config.json` and the tokenizer's files. Without `tokenizer.json`, that file
+/// is made of `tokenizer.model`, or of `vocab.json` and `merges.txt`. Matrices quantized with GPTQ
+/// or AWQ keep their bits as E0M; others become `f32`.
 ///
 /// Quantized values are kept. Scales and zero points are exact if they are f16 and integers, which
 /// is what common tools write. Act-order is kept by sorting a matrix's inputs by group: for
@@ -43,7 +44,7 @@ const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_
 /// written to a temporary folder next to it, which replaces it at the end; after an error nothing
 /// is left.
 ///
-/// Errors: an unsupported model type, quantization or feature; tensors that are missing,
+/// Errors: an unsupported model type, quantization, tokenizer or feature; tensors that are missing,
 /// unexpected, or of another shape or type than the configuration says; a damaged file; an existing
 /// output ([`Error::is_usage`]); a failed write.
 pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
@@ -57,6 +58,8 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
 /// written stay there.
 pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let (scheme, mut config) = configuration(input)?;
+    // Before the weights, which take long.
+    tokenizer::check(input)?;
     let shards = Shards::open(input)?;
     let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
     let mut tensors = FolderTensors {
@@ -80,6 +83,7 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
             std::fs::copy(&from, &to).map_err(|e| Error::io("cannot copy to", &to, e))?;
         }
     }
+    tokenizer::write(input, folder, params.context)?;
     // The new model is not quantized in this way.
     config.map.shift_remove("quantization_config");
     let kept_config = serde_json::Value::Object(config.map);
@@ -121,6 +125,9 @@ pub fn is_checkpoint(folder: &Path) -> bool {
 pub fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let small = ["config.json", INDEX].into_iter().chain(COPIED);
     let mut files: Vec<PathBuf> = small.map(|name| folder.join(name)).collect();
+    if !folder.join(tokenizer::TOKENIZER).is_file() {
+        files.push(folder.join(tokenizer::SENTENCE_PIECE));
+    }
     files.retain(|path| path.is_file());
     files.extend(safetensors_files(folder)?);
     Ok(files)

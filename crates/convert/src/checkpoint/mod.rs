@@ -18,6 +18,7 @@ mod store;
 mod testing;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tokenizer;
 mod weights;
 
 pub(crate) use config::MISTRAL;

@@ -14,7 +14,7 @@ mod tensors;
 mod testing;
 #[cfg(test)]
 mod tests;
-mod tokenizer;
+pub(crate) mod tokenizer;
 
 pub use convert::{convert, convert_into, supported};
 pub use dequant::GgmlType;

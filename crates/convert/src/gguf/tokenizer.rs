@@ -198,6 +198,7 @@ impl Vocabulary {
             add_bos: parts.add_bos && parts.bos.is_some(),
             add_eos: parts.add_eos && parts.eos.is_some(),
             strips_right: false,
+            mistyped: Vec::new(),
             chat_template: None,
             named_templates: Vec::new(),
         })

@@ -4,7 +4,7 @@ use super::digest::{Hash, is_sha256, sha256};
 use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
 use super::{Event, ModelStore, OnEvent};
-use crate::checkpoint::{Progress, Summary, folder as checkpoint};
+use crate::checkpoint::{Progress, Summary, folder as checkpoint, tokenizer};
 use crate::gguf::split::PartName;
 use crate::gguf::{self, Gguf};
 use crate::lock;
@@ -83,6 +83,7 @@ impl Source {
     fn new(path: &Path, named: &Path, label: String, pulled: Vec<Origin>) -> Result<Self> {
         let (form, files, name) = if path.is_dir() {
             checkpoint::supported(path)?;
+            tokenizer::check(path)?;
             let files = checkpoint::sources(path)?;
             (SourceFormat::Checkpoint, files, named.file_name())
         } else {

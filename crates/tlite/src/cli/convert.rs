@@ -167,7 +167,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let before = if folder {
         folder_bytes(&args.file)
     } else {
-        std::fs::metadata(&args.file).map_or(0, |m| m.len())
+        let parts = gguf::files(&args.file);
+        let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
+        parts.iter().map(bytes).sum()
     };
     let after = folder_bytes(&args.output);
     let report = Report::new(&summary, before, after);

@@ -99,7 +99,11 @@ pub fn inspect_gguf(path: &Path) -> Result<GgufReport> {
         }),
         parameters,
         bits_per_weight: stored.filter(|_| parameters > 0).map(bits),
-        bytes: std::fs::metadata(path).map_or(0, |m| m.len()),
+        bytes: file
+            .paths()
+            .iter()
+            .map(|path| std::fs::metadata(path).map_or(0, |m| m.len()))
+            .sum(),
         layers: number("block_count"),
         hidden_size: number("embedding_length"),
         heads,

@@ -186,7 +186,11 @@ fn dependencies_stay_in_their_folders() {
         (&["opencl3", "cl3"], "src/backend/opencl"),
         (&["::wgpu", "pollster"], "src/backend/wgpu"),
         (&["minijinja", "llguidance"], "src/llm"),
-        (&["tokenizers"], "src/llm|crates/convert/src/gguf"),
+        (&["regex_syntax"], "src/llm/schema"),
+        (
+            &["tokenizers"],
+            "src/llm|crates/convert/src/gguf|crates/convert/src/checkpoint/tokenizer",
+        ),
         (&["no_mangle", "c_char"], "src/capi.rs|src/capi"),
         (&["ureq"], "crates/convert/src/models/hub"),
         (&["sha2"], "crates/convert/src/models"),

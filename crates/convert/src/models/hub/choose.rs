@@ -1,6 +1,7 @@
 //! Which files of a repository are the model.
 
 use crate::checkpoint::folder::COPIED;
+use crate::checkpoint::tokenizer::{SENTENCE_PIECE, TOKENIZER};
 use crate::gguf::split::PartName;
 
 /// Names of quantizations in names of files, the preferred ones first.
@@ -74,7 +75,8 @@ pub(super) fn choose(names: &[String]) -> Choice {
 
 /// The small files of a checkpoint among `names`.
 pub(super) fn small(names: &[String]) -> Vec<&str> {
-    let wanted = |n: &&str| *n == "config.json" || COPIED.contains(n);
+    let whole = names.iter().any(|n| n == TOKENIZER);
+    let wanted = |n: &&str| *n == "config.json" || COPIED.contains(n) || !whole && *n == SENTENCE_PIECE;
     names.iter().map(String::as_str).filter(wanted).collect()
 }
 

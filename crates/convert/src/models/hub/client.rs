@@ -7,6 +7,7 @@ use super::choose::{self, Choice};
 use super::store::{Partial, unwritable};
 use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, REVISION, Repo, Spec, has_tokenizer, is_file_name};
 use crate::checkpoint::folder::{INDEX, supported};
+use crate::checkpoint::tokenizer::MISSING;
 use crate::gguf::split::PartName;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -223,7 +224,7 @@ impl<'a> Client<'a> {
         match choose::choose(&names) {
             Choice::Gguf(name) => self.file(&name, &commit, on_event),
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, on_event),
-            Choice::Checkpoint => self.no_model("it has no tokenizer.json"),
+            Choice::Checkpoint => self.no_model(MISSING),
             Choice::Split => {
                 self.no_model("its GGUF files are parts of larger ones, of which some are missing")
             }

@@ -36,6 +36,7 @@ pub use cache::Cached;
 
 use super::OnEvent;
 use crate::checkpoint::folder::is_checkpoint;
+use crate::checkpoint::tokenizer;
 use cache::{Cache, Repo};
 use choose::Choice;
 use std::fmt;
@@ -165,7 +166,7 @@ pub enum HubError {
         ggufs: Vec<String>,
     },
     /// The repository has nothing that can be converted.
-    #[error("{repo}: expected a GGUF file, or config.json, tokenizer.json and safetensors files; {what}")]
+    #[error("{repo}: expected a GGUF file, or config.json, a tokenizer and safetensors files; {what}")]
     NoModel { repo: String, what: String },
     /// Status 429, again and again, or for longer than is worth waiting.
     #[error(
@@ -436,7 +437,7 @@ impl Hub {
 
 /// True where the names hold a tokenizer.
 fn has_tokenizer(names: &[String]) -> bool {
-    names.iter().any(|n| n == "tokenizer.json")
+    tokenizer::is_among(|name| names.iter().any(|n| n == name))
 }
 
 /// The folder that `HF_HOME` names, else its default.
