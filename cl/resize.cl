@@ -1,13 +1,9 @@
 // y[o, i, m, j, t] = x interpolated at the coordinates of i along the axis of in_h elements, and of j along the axis of in_w elements. A work-item
 // computes two neighbouring results.
 // TAPS is the number of elements along each axis that contribute to a result: 1 (nearest, chosen by ROUNDING), 2 (linear) or 4 (cubic).
-#define HALF_PIXEL 0
-#define PYTORCH_HALF_PIXEL 1
-#define HALF_PIXEL_SYMMETRIC 2
-#define ALIGN_CORNERS 3
-#define ASYMMETRIC 4
-#define HALF_PIXEL_CENTRES 5
-#define CROP 6
+// The coordinate of result i is (i * step + first) / unit, or by COORDINATES:
+#define ONE_IS_FIRST 1
+#define CROP 2
 // ROUNDING:
 #define DOWN 0
 #define UP 1
@@ -15,33 +11,44 @@
 #define NEAREST_OR_UP 3
 #define UP_IF_SMALLER 4
 
-// a / b. Where the quotient selects an element (TAPS 1), it is corrected to the nearest float, because division on GPUs may be off by a few ULP. The
-// remainder avoids fma, which some GPUs emulate: q and b are split into halves whose products are exact.
-inline float quotient(float a, float b) {
-  if (TAPS != 1) return a / b;
-  float reciprocal = 1.0f / b, q = a * reciprocal;
-  float q_high = as_float(as_uint(q) & 0xfffff000u), q_low = q - q_high;
-  float b_high = as_float(as_uint(b) & 0xfffff000u), b_low = b - b_high;
-  float remainder = a - q_high * b_high - q_high * b_low - q_low * b_high - q_low * b_low;
-  return q + remainder * reciprocal;
-}
+// The coordinate low + part / unit.
+typedef struct {
+  int low;
+  uint part, unit;
+} Place;
 
-// The coordinate of result i along an axis of `size` elements and `out` results, by COORDINATES.
-inline float coordinate(uint i, uint size, uint out, float scale, float start, float end) {
-  float at = (float)i, last = (float)(size - 1);
-  if ((COORDINATES == PYTORCH_HALF_PIXEL || COORDINATES == ALIGN_CORNERS) && out <= 1) return 0.0f;
-  if (COORDINATES == ALIGN_CORNERS) return quotient(at * last, (float)(out - 1));
+inline Place place(uint i, uint size, uint out, uint step, int first, uint unit, float start, float end) {
+  Place at = {0, 0, 1};
+  if (COORDINATES == ONE_IS_FIRST && out <= 1) return at;
   if (COORDINATES == CROP) {
-    if (out <= 1) return 0.5f * (start + end) * last;
-    return start * last + at * (end - start) * last / (float)(out - 1);
+    float last = (float)(size - 1);
+    float v = out <= 1 ? 0.5f * (start + end) * last : start * last + (float)i * (end - start) * last / (float)(out - 1);
+    // Next to an element or halfway between two, only rounding is between.
+    float near = rint(2.0f * v) * 0.5f;
+    if (fabs(v - near) <= 4e-7f * (float)size * (1.0f + fabs(start) + fabs(end))) v = near;
+    v = clamp(v, -1e9f, 1e9f);
+    at.low = (int)floor(v);
+    at.unit = 1 << 24;
+    at.part = (uint)((v - floor(v)) * (float)at.unit);
+    return at;
   }
-  if (COORDINATES == HALF_PIXEL_SYMMETRIC) {
-    float offset = (float)size / 2.0f * (1.0f - (float)out / (scale * (float)size));
-    return offset + quotient(at + 0.5f, scale) - 0.5f;
+  // Floats estimate the quotient. The remainder is small, so it is exact modulo 2^32.
+  at.unit = unit;
+  at.low = (int)floor(((float)i * (float)step + (float)first) / (float)unit);
+  int rest = (int)(i * step + (uint)first - (uint)at.low * unit);
+  int more = (int)floor((float)rest / (float)unit);
+  at.low += more;
+  rest -= more * (int)unit;
+  if (rest < 0) {
+    at.low--;
+    rest += (int)unit;
   }
-  if (COORDINATES == ASYMMETRIC) return quotient(at, scale);
-  at = quotient(at + 0.5f, scale);
-  return COORDINATES == HALF_PIXEL_CENTRES ? at : at - 0.5f;
+  if (rest >= (int)unit) {
+    at.low++;
+    rest -= (int)unit;
+  }
+  at.part = (uint)rest;
+  return at;
 }
 
 inline float cubic_weight(float a, float d) {
@@ -50,49 +57,44 @@ inline float cubic_weight(float a, float d) {
 }
 
 // The elements that are interpolated at a coordinate, and their weights. Returns false if CROP puts it outside the operand.
-inline bool taps(float at, uint size, float scale, float a, uint *element, float *weight) {
-  float last = (float)(size - 1);
-  bool inside = COORDINATES != CROP || (at >= 0.0f && at <= last);
+inline bool taps(Place at, uint size, uint step, float a, uint *element, float *weight) {
+  int last = (int)size - 1;
+  bool inside = COORDINATES != CROP || (at.low >= 0 && (at.low < last || (at.low == last && at.part == 0)));
   if (TAPS == 1) {
-    float low = floor(at), half_way = at - low;
-    if (ROUNDING == NEAREST_OR_DOWN) at = half_way == 0.5f ? low : round(at);
-    if (ROUNDING == NEAREST_OR_UP) at = half_way == 0.5f ? low + 1.0f : round(at);
-    if (ROUNDING == UP) at = ceil(at);
-    if (ROUNDING == UP_IF_SMALLER) at = scale < 1.0f ? ceil(at) : low;
-    element[0] = min((uint)max(floor(at), 0.0f), size - 1);
+    bool up = false;
+    if (ROUNDING == NEAREST_OR_DOWN) up = 2 * at.part > at.unit;
+    if (ROUNDING == NEAREST_OR_UP) up = 2 * at.part >= at.unit;
+    if (ROUNDING == UP) up = at.part > 0;
+    if (ROUNDING == UP_IF_SMALLER) up = step > at.unit && at.part > 0;
+    element[0] = (uint)clamp(up ? at.low + 1 : at.low, 0, last);
     weight[0] = 1.0f;
     return inside;
   }
-  if (TAPS == 2) at = clamp(at, 0.0f, last);
-  float low = floor(at), sum = 0.0f;
-  for (uint t = 0; t < TAPS; t++) {
-    float place = low + (float)t - (float)(TAPS / 2 - 1), d = fabs(at - place);
-    float w = TAPS == 4 ? cubic_weight(a, d) : fmax(1.0f - d, 0.0f);
+  if (TAPS == 2 && (at.low < 0 || at.low >= last)) {
+    at.low = clamp(at.low, 0, last);
+    at.part = 0;
+  }
+  float part = (float)at.part / (float)at.unit, sum = 0.0f;
+  for (int t = 0; t < TAPS; t++) {
+    int beside = t - (TAPS / 2 - 1), near = at.low + beside;
+    float d = fabs(part - (float)beside), w = TAPS == 4 ? cubic_weight(a, d) : fmax(1.0f - d, 0.0f);
 #ifdef INSIDE_ONLY
-    if (place < 0.0f || place > last) w = 0.0f;
+    if (near < 0 || near > last) w = 0.0f;
 #endif
     sum += w;
-    element[t] = (uint)clamp(place, 0.0f, last);
+    element[t] = (uint)clamp(near, 0, last);
     weight[t] = w;
   }
   for (uint t = 0; t < TAPS; t++) weight[t] /= sum;
   return inside;
 }
 
-#ifdef BY_SIZE
-#define SCALE_H quotient((float)p.out_h, (float)p.in_h)
-#define SCALE_W quotient((float)p.out_w, (float)p.in_w)
-#else
-#define SCALE_H p.scale_h
-#define SCALE_W p.scale_w
-#endif
-
 // The taps of result row i, and whether its coordinate is inside.
 #ifdef HIGH
 #define ROW(i) \
   uint rows[TAPS]; \
   float u[TAPS]; \
-  bool inside_h = taps(coordinate(i, p.in_h, p.out_h, SCALE_H, p.start_h, p.end_h), p.in_h, SCALE_H, p.cubic, rows, u);
+  bool inside_h = taps(place(i, p.in_h, p.out_h, p.step_h, p.first_h, p.unit_h, p.start_h, p.end_h), p.in_h, p.step_h, p.cubic, rows, u);
 #define HEIGHT TAPS
 #else
 #define ROW(i) \
@@ -107,7 +109,7 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
   { \
     uint cols[TAPS]; \
     float w[TAPS]; \
-    bool inside = taps(coordinate(j, p.in_w, p.out_w, SCALE_W, p.start_w, p.end_w), p.in_w, SCALE_W, p.cubic, cols, w) && inside_h; \
+    bool inside = taps(place(j, p.in_w, p.out_w, p.step_w, p.first_w, p.unit_w, p.start_w, p.end_w), p.in_w, p.step_w, p.cubic, cols, w) && inside_h; \
     if (TAPS == 1) v = AT(o, m, t, 0, 0); \
     else { \
       v = 0; \

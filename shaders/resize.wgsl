@@ -1,13 +1,9 @@
 // y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
 // neighbouring results.
 // TAPS elements along each axis make a result: 1 (chosen by ROUNDING), 2 (linear) or 4 (cubic).
-const HALF_PIXEL = 0u;
-const PYTORCH_HALF_PIXEL = 1u;
-const HALF_PIXEL_SYMMETRIC = 2u;
-const ALIGN_CORNERS = 3u;
-const ASYMMETRIC = 4u;
-const HALF_PIXEL_CENTRES = 5u;
-const CROP = 6u;
+// The coordinate of result i is (i * step + first) / unit, or by COORDINATES:
+const ONE_IS_FIRST = 1u;
+const CROP = 2u;
 // ROUNDING:
 const DOWN = 0u;
 const UP = 1u;
@@ -15,24 +11,40 @@ const NEAREST_OR_DOWN = 2u;
 const NEAREST_OR_UP = 3u;
 const UP_IF_SMALLER = 4u;
 
-// The place of result i along an axis of `size` elements and `out` results, by COORDINATES.
-fn coordinate(i: u32, size: u32, out: u32, scale: f32, start: f32, end: f32) -> f32 {
-  var at = f32(i);
-  let last = f32(size - 1u);
-  if ((COORDINATES == PYTORCH_HALF_PIXEL || COORDINATES == ALIGN_CORNERS) && out <= 1u) { return 0.0; }
-  if (COORDINATES == ALIGN_CORNERS) { return at * last / f32(out - 1u); }
+// The coordinate low + part / unit.
+struct Place {
+  low: i32,
+  part: u32,
+  unit: u32,
+}
+
+fn place(i: u32, size: u32, out: u32, step: u32, first: i32, unit: u32, start: f32, end: f32) -> Place {
+  if (COORDINATES == ONE_IS_FIRST && out <= 1u) { return Place(0, 0u, 1u); }
   if (COORDINATES == CROP) {
-    if (out <= 1u) { return 0.5 * (start + end) * last; }
-    return start * last + at * (end - start) * last / f32(out - 1u);
+    let last = f32(size - 1u);
+    var v = 0.5 * (start + end) * last;
+    if (out > 1u) { v = start * last + f32(i) * (end - start) * last / f32(out - 1u); }
+    // Next to an element or halfway between two, only rounding is between.
+    let near = round(2.0 * v) * 0.5;
+    if (abs(v - near) <= 4e-7 * f32(size) * (1.0 + abs(start) + abs(end))) { v = near; }
+    v = clamp(v, -1e9, 1e9);
+    return Place(i32(floor(v)), u32((v - floor(v)) * 16777216.0), 16777216u);
   }
-  if (COORDINATES == HALF_PIXEL_SYMMETRIC) {
-    let offset = f32(size) / 2.0 * (1.0 - f32(out) / (scale * f32(size)));
-    return offset + (at + 0.5) / scale - 0.5;
+  // Floats estimate the quotient. The remainder is small, so it is exact modulo 2^32.
+  var low = i32(floor((f32(i) * f32(step) + f32(first)) / f32(unit)));
+  var rest = bitcast<i32>(i * step + bitcast<u32>(first) - bitcast<u32>(low) * unit);
+  let more = i32(floor(f32(rest) / f32(unit)));
+  low += more;
+  rest -= more * i32(unit);
+  if (rest < 0) {
+    low--;
+    rest += i32(unit);
   }
-  if (COORDINATES == ASYMMETRIC) { return at / scale; }
-  at = (at + 0.5) / scale;
-  if (COORDINATES == HALF_PIXEL_CENTRES) { return at; }
-  return at - 0.5;
+  if (rest >= i32(unit)) {
+    low++;
+    rest -= i32(unit);
+  }
+  return Place(low, u32(rest), unit);
 }
 
 fn cubic_weight(a: f32, d: f32) -> f32 {
@@ -47,35 +59,38 @@ struct Taps {
   inside: bool,
 }
 
-fn taps(place: f32, size: u32, scale: f32) -> Taps {
-  var at = place;
+fn taps(position: Place, size: u32, step: u32) -> Taps {
+  var at = position;
   var out: Taps;
-  let last = f32(size - 1u);
-  out.inside = COORDINATES != CROP || at >= 0.0 && at <= last;
+  let last = i32(size) - 1;
+  out.inside = COORDINATES != CROP || at.low >= 0 && (at.low < last || at.low == last && at.part == 0u);
   if (TAPS == 1u) {
-    let low = floor(at);
-    let half_way = at - low;
-    if (ROUNDING == NEAREST_OR_DOWN) { at = select(round(at), low, half_way == 0.5); }
-    if (ROUNDING == NEAREST_OR_UP) { at = select(round(at), low + 1.0, half_way == 0.5); }
-    if (ROUNDING == UP) { at = ceil(at); }
-    if (ROUNDING == UP_IF_SMALLER) { at = select(low, ceil(at), scale < 1.0); }
-    out.element[0] = min(u32(max(floor(at), 0.0)), size - 1u);
+    var up = false;
+    if (ROUNDING == NEAREST_OR_DOWN) { up = 2u * at.part > at.unit; }
+    if (ROUNDING == NEAREST_OR_UP) { up = 2u * at.part >= at.unit; }
+    if (ROUNDING == UP) { up = at.part > 0u; }
+    if (ROUNDING == UP_IF_SMALLER) { up = step > at.unit && at.part > 0u; }
+    out.element[0] = u32(clamp(select(at.low, at.low + 1, up), 0, last));
     out.weight[0] = 1.0;
     return out;
   }
-  if (TAPS == 2u) { at = clamp(at, 0.0, last); }
-  let low = floor(at);
+  if (TAPS == 2u && (at.low < 0 || at.low >= last)) {
+    at.low = clamp(at.low, 0, last);
+    at.part = 0u;
+  }
+  let part = f32(at.part) / f32(at.unit);
   var sum = 0.0;
   for (var t = 0u; t < TAPS; t++) {
-    let near = low + f32(t) - (f32(TAPS / 2u) - 1.0);
-    let d = abs(at - near);
+    let beside = i32(t) - (i32(TAPS / 2u) - 1);
+    let near = at.low + beside;
+    let d = abs(part - f32(beside));
     var w = max(1.0 - d, 0.0);
     if (TAPS == 4u) { w = cubic_weight(p.cubic, d); }
 #ifdef INSIDE_ONLY
-    if (near < 0.0 || near > last) { w = 0.0; }
+    if (near < 0 || near > last) { w = 0.0; }
 #endif
     sum += w;
-    out.element[t] = u32(clamp(near, 0.0, last));
+    out.element[t] = u32(clamp(near, 0, last));
     out.weight[t] = w;
   }
   for (var t = 0u; t < TAPS; t++) { out.weight[t] /= sum; }
@@ -90,13 +105,6 @@ fn part(cols: Taps, row: u32, t: u32) -> f32 {
 }
 
 fn element(at: u32) -> ELEM {
-#ifdef BY_SIZE
-  let scale_h = f32(p.out_h) / f32(p.in_h);
-  let scale_w = f32(p.out_w) / f32(p.in_w);
-#else
-  let scale_h = p.scale_h;
-  let scale_w = p.scale_w;
-#endif
   let t = at % p.inner;
   var rest = at / p.inner;
   let j = rest % p.out_w;
@@ -107,10 +115,10 @@ fn element(at: u32) -> ELEM {
   let o = rest / p.out_h;
   var inside = true;
 #ifdef HIGH
-  let rows = taps(coordinate(i, p.in_h, p.out_h, scale_h, p.start_h, p.end_h), p.in_h, scale_h);
+  let rows = taps(place(i, p.in_h, p.out_h, p.step_h, p.first_h, p.unit_h, p.start_h, p.end_h), p.in_h, p.step_h);
   inside = rows.inside;
 #endif
-  let cols = taps(coordinate(j, p.in_w, p.out_w, scale_w, p.start_w, p.end_w), p.in_w, scale_w);
+  let cols = taps(place(j, p.in_w, p.out_w, p.step_w, p.first_w, p.unit_w, p.start_w, p.end_w), p.in_w, p.step_w);
   inside = inside && cols.inside;
   let plane = o * p.in_h;
   var s = ELEM(0);

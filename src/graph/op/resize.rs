@@ -3,6 +3,7 @@
 //! ONNX `Upsample` 7 (scales as attribute), 9 (as operand); `Resize` 10 (like `Upsample`), 11
 //! (coordinate modes, cubic, sizes), 13, 18 (antialias, axes, aspect ratio), 19
 //! (`half_pixel_symmetric`) to 27. Scales are constant; sizes may be symbolic expressions or data.
+//! Coordinates are exact: a scale is the ratio of two sizes or exactly the given `f32`.
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, onnx, operand, window};
@@ -11,9 +12,11 @@ use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
+use ratio::Ratio;
 use taps::Taps;
 
 mod lower;
+mod ratio;
 mod taps;
 
 pub(super) use taps::cubic;
@@ -99,7 +102,7 @@ pub struct Resize {
 struct Axis {
     size: usize,
     out: usize,
-    scale: f32,
+    scale: Ratio,
     region: (f32, f32),
 }
 
@@ -177,7 +180,7 @@ impl Resize {
             .map(|n| Axis {
                 size: *n,
                 out: *n,
-                scale: 1.0,
+                scale: Ratio::ONE,
                 region: (0.0, 1.0),
             })
             .collect();
@@ -187,7 +190,7 @@ impl Resize {
             for (a, scale) in list.iter().zip(scales) {
                 let out = scaled(&Dim::from_usize(axes[*a].size), scale)?.unwrap_or_default();
                 axes[*a].out = super::fixed_size(&out)?;
-                axes[*a].scale = scale;
+                axes[*a].scale = Ratio::of(scale);
             }
         } else {
             let sizes = operand(inputs, self.scales_at + 1)?.to_i64()?;
@@ -195,12 +198,14 @@ impl Resize {
             let uniform = self.uniform(list, shape, &sizes);
             for (a, size) in list.iter().zip(sizes) {
                 let axis = &mut axes[*a];
-                #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
                 match uniform {
-                    Some(scale) => (axis.out, axis.scale) = (rounded(axis.size, scale), scale),
+                    Some(scale) => (axis.out, axis.scale) = (scale.rounded(axis.size)?, scale),
                     None => {
                         axis.out = super::fixed_size(&Dim::from(size))?;
-                        axis.scale = size as f32 / axis.size as f32;
+                        axis.scale = Ratio {
+                            up: size,
+                            down: num::signed(axis.size),
+                        };
                     }
                 }
             }
@@ -225,30 +230,18 @@ impl Resize {
     }
 
     /// The common scale that keeps the aspect ratio, for constant sizes.
-    fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<f32> {
-        #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
-        let ratios = || {
-            axes.iter()
-                .zip(sizes)
-                .filter_map(|(a, s)| shape.get(*a).map(|n| *s as f32 / *n as f32))
+    fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<Ratio> {
+        let of = |(a, up): (&usize, &i64)| {
+            let down = shape.get(*a).map(|n| num::signed(*n));
+            down.map(|down| Ratio { up: *up, down })
         };
+        let ratios = axes.iter().zip(sizes).filter_map(of);
         match self.policy {
             Policy::Stretch => None,
-            Policy::NotLarger => ratios().reduce(f32::min),
-            Policy::NotSmaller => ratios().reduce(f32::max),
+            Policy::NotLarger => ratios.min_by(Ratio::compare),
+            Policy::NotSmaller => ratios.max_by(Ratio::compare),
         }
     }
-}
-
-/// The size for a scale that keeps the aspect ratio: rounded, ties up.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "ONNX rounds in f32"
-)]
-fn rounded(size: usize, scale: f32) -> usize {
-    (size as f32 * scale + 0.5).floor() as usize
 }
 
 impl Op for Resize {
@@ -314,7 +307,8 @@ impl Op for Resize {
         let known = fixed.zip(numbers).and_then(|(fixed, sizes)| {
             let all: Vec<usize> = (0..fixed.len()).collect();
             let scale = self.uniform(&all, &fixed, &sizes)?;
-            Some(fixed.into_iter().map(|n| rounded(n, scale)).collect::<Vec<_>>())
+            let sizes = fixed.into_iter().map(|n| scale.rounded(n));
+            sizes.collect::<OpResult<Vec<_>>>().ok()
         });
         for (i, a) in axes.iter().enumerate() {
             shape.0[*a] = match known.as_ref().and_then(|k| k.get(i)) {
@@ -380,7 +374,7 @@ impl Resize {
     /// True for an axis that does not change. Like ONNX Runtime, treats scale 1 as unchanged in
     /// every mode except regions.
     fn is_identity(&self, a: &Axis) -> bool {
-        a.size == a.out && a.scale == 1.0 && self.coordinates != Coordinates::TfCropAndResize
+        a.size == a.out && a.scale.is_one() && self.coordinates != Coordinates::TfCropAndResize
     }
 }
 
@@ -595,6 +589,7 @@ fn cases() -> Vec<Case> {
         TfHalfPixelForNn,
     ];
     all.extend(coordinates.map(|c| by_sizes(plain(Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4])));
+    all.extend(exact());
     let region = |mode| Resize {
         scales_at: 2,
         outside: 9.5,
@@ -612,9 +607,62 @@ fn cases() -> Vec<Case> {
     all
 }
 
+/// Coordinates that are integers or ties, which rounding would move.
+fn exact() -> Vec<Case> {
+    use Coordinates::{AlignCorners, Asymmetric, HalfPixel, HalfPixelSymmetric, TfHalfPixelForNn};
+    use Nearest::{Ceil, Floor, RoundPreferCeil, RoundPreferFloor};
+    let floats = |v: &[f32]| HostTensor::from_f32(&[v.len()], v).map_or_else(|_| input(&[v.len()]), constant);
+    let by_sizes = [
+        (Floor, Asymmetric, [30, 50], [9, 15]),
+        (Ceil, Asymmetric, [10, 50], [3, 15]),
+        (RoundPreferCeil, Asymmetric, [10, 14], [3, 4]),
+        (RoundPreferFloor, HalfPixel, [30, 10], [9, 3]),
+        (RoundPreferCeil, HalfPixel, [30, 10], [9, 3]),
+        (Floor, TfHalfPixelForNn, [27, 45], [21, 35]),
+        (Ceil, AlignCorners, [29, 8], [43, 50]),
+    ];
+    let by_sizes = by_sizes.map(|(rule, coordinates, [h, w], [out_h, out_w])| {
+        let sizes = input(&[3]).values(&[2, out_h, out_w]).constant();
+        let op = plain(Mode::Nearest(rule), coordinates);
+        Case::new(op, vec![input(&[2, h, w]), floats(&[]), sizes])
+    });
+    let by_scales = [
+        (Floor, Asymmetric, [0.3, 0.7]),
+        (RoundPreferCeil, HalfPixel, [1.0 / 3.0, 2.6]),
+        (RoundPreferFloor, HalfPixelSymmetric, [1.3, 0.9]),
+    ];
+    let by_scales = by_scales.map(|(rule, coordinates, [h, w])| {
+        let op = plain(Mode::Nearest(rule), coordinates);
+        Case::new(op, vec![input(&[2, 31, 50]), floats(&[1.0, h, w])])
+    });
+    by_sizes.into_iter().chain(by_scales).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nearest_elements_are_exact() {
+        let run = |op: Resize, n: usize, out: i64| {
+            let x: Vec<f32> = (0u16..).map(f32::from).take(n).collect();
+            let x = HostTensor::from_f32(&[n], &x).unwrap();
+            let none = HostTensor::from_f32(&[0], &[]).unwrap();
+            let sizes = HostTensor::from_i64(&[1], &[out]).unwrap();
+            let y = op.eval(&[Some(&x), Some(&none), Some(&sizes)]).unwrap();
+            y[0].to_f32().unwrap().into_owned()
+        };
+        let of = |rule, coordinates| plain(Mode::Nearest(rule), coordinates);
+        let floor = run(of(Nearest::Floor, Coordinates::Asymmetric), 50, 15);
+        let wanted = [0.0, 3.0, 6.0, 10.0, 13.0, 16.0, 20.0, 23.0, 26.0, 30.0, 33.0, 36.0, 40.0, 43.0, 46.0];
+        assert_eq!(floor, wanted);
+        let tie = |rule| run(of(rule, Coordinates::Asymmetric), 14, 4);
+        assert_eq!(tie(Nearest::RoundPreferCeil), [0.0, 4.0, 7.0, 11.0]);
+        assert_eq!(tie(Nearest::RoundPreferFloor), [0.0, 3.0, 7.0, 10.0]);
+        let tie = |rule| run(of(rule, Coordinates::HalfPixel), 10, 3);
+        assert_eq!(tie(Nearest::RoundPreferCeil), [1.0, 5.0, 8.0]);
+        assert_eq!(tie(Nearest::RoundPreferFloor), [1.0, 4.0, 8.0]);
+    }
 
     #[test]
     fn scales_are_fractions() {

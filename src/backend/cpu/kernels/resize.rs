@@ -6,24 +6,25 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::tensor::DType;
+use std::cmp::Ordering;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
     pub struct Args {
-        count, in_h, out_h, mid, in_w, out_w, inner: U32;
-        scale_h, scale_w, start_h, end_h, start_w, end_w, cubic, outside: F32
+        count, in_h, out_h, mid, in_w, out_w, inner, step_h, unit_h, step_w, unit_w: U32;
+        first_h, first_w: I32;
+        start_h, end_h, start_w, end_w, cubic, outside: F32
     } [x: In, y: Out]
 }
 
 /// How positions of results map to positions of the operand (`COORDINATES`).
 #[derive(Clone, Copy, PartialEq)]
 enum Coordinates {
-    HalfPixel,
-    PytorchHalfPixel,
-    HalfPixelSymmetric,
-    AlignCorners,
-    Asymmetric,
-    HalfPixelCenters,
+    /// That of result `i` is `(i * step + first) / unit`.
+    Line,
+    /// The same, but a single result is at 0.
+    OneIsFirst,
+    /// A region.
     Crop,
 }
 
@@ -45,8 +46,6 @@ struct Mode {
     taps: usize,
     /// Whether both axes are resized.
     high: bool,
-    /// Whether scales are the ratios of the sizes.
-    by_size: bool,
     /// Whether elements outside have weight 0.
     inside_only: bool,
 }
@@ -64,13 +63,9 @@ impl Kernel for Resize {
         let number = |name| spec.defines.get(name).copied();
         let is_set = |name| number(name).is_some_and(|v| v != 0);
         let coordinates = match number("COORDINATES")? {
-            0 => Coordinates::HalfPixel,
-            1 => Coordinates::PytorchHalfPixel,
-            2 => Coordinates::HalfPixelSymmetric,
-            3 => Coordinates::AlignCorners,
-            4 => Coordinates::Asymmetric,
-            5 => Coordinates::HalfPixelCenters,
-            6 => Coordinates::Crop,
+            0 => Coordinates::Line,
+            1 => Coordinates::OneIsFirst,
+            2 => Coordinates::Crop,
             _ => return None,
         };
         let rounding = match number("ROUNDING").unwrap_or(0) {
@@ -92,7 +87,6 @@ impl Kernel for Resize {
             rounding,
             taps,
             high: is_set("HIGH"),
-            by_size: is_set("BY_SIZE"),
             inside_only: is_set("INSIDE_ONLY"),
         };
         let x = dtype(spec, 0)?;
@@ -149,10 +143,44 @@ fn rows(args: &Args) -> usize {
 struct Axis {
     size: usize,
     out: usize,
-    scale: f32,
+    step: u32,
+    first: i32,
+    unit: u32,
     start: f32,
     end: f32,
     cubic: f32,
+}
+
+/// A position in the operand: `low + part`, where `part` is at least 0 and less than 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Position {
+    low: i64,
+    part: f64,
+    /// How `part` compares with one half, exactly.
+    half: Ordering,
+}
+
+impl Position {
+    #[allow(clippy::cast_possible_truncation, reason = "positions are near the operand")]
+    fn of(x: f64) -> Self {
+        let part = x - x.floor();
+        Self {
+            low: x.floor() as i64,
+            part,
+            half: part.total_cmp(&0.5),
+        }
+    }
+
+    /// The position `over / unit`.
+    fn fraction(over: i128, unit: u32) -> Self {
+        let unit = i128::from(unit.max(1));
+        let (low, rest) = (over.div_euclid(unit), over.rem_euclid(unit));
+        Self {
+            low: i64::try_from(low).unwrap_or(i64::MAX),
+            part: rest as f64 / unit as f64,
+            half: (2 * rest).cmp(&unit),
+        }
+    }
 }
 
 /// The elements that make a result along an axis.
@@ -163,26 +191,28 @@ struct Taps {
     is_inside: bool,
 }
 
-fn axes(args: &Args, mode: Mode) -> [Axis; 2] {
-    let axis = |size: usize, out: usize, scale, start, end| {
-        let scale = if mode.by_size {
-            out as f32 / size as f32
-        } else {
-            scale
-        };
-        Axis {
-            size,
-            out,
-            scale,
-            start,
-            end,
-            cubic: args.cubic,
-        }
+fn axes(args: &Args) -> [Axis; 2] {
+    let high = Axis {
+        size: args.in_h,
+        out: args.out_h,
+        step: word(args.step_h),
+        first: args.first_h,
+        unit: word(args.unit_h),
+        start: args.start_h,
+        end: args.end_h,
+        cubic: args.cubic,
     };
-    [
-        axis(args.in_h, args.out_h, args.scale_h, args.start_h, args.end_h),
-        axis(args.in_w, args.out_w, args.scale_w, args.start_w, args.end_w),
-    ]
+    let wide = Axis {
+        size: args.in_w,
+        out: args.out_w,
+        step: word(args.step_w),
+        first: args.first_w,
+        unit: word(args.unit_w),
+        start: args.start_w,
+        end: args.end_w,
+        cubic: args.cubic,
+    };
+    [high, wide]
 }
 
 #[allow(
@@ -192,75 +222,73 @@ fn axes(args: &Args, mode: Mode) -> [Axis; 2] {
 )]
 impl Axis {
     /// The position of result `i` in the operand.
-    fn coordinate(self, coordinates: Coordinates, i: usize) -> f32 {
-        let (at, size, out) = (i as f32, self.size as f32, self.out as f32);
-        let last = size - 1.0;
+    fn position(self, coordinates: Coordinates, i: usize) -> Position {
         match coordinates {
-            Coordinates::PytorchHalfPixel | Coordinates::AlignCorners if self.out <= 1 => 0.0,
-            Coordinates::AlignCorners => at * last / (out - 1.0),
-            Coordinates::Crop if self.out <= 1 => 0.5 * (self.start + self.end) * last,
-            Coordinates::Crop => self.start * last + at * (self.end - self.start) * last / (out - 1.0),
-            Coordinates::HalfPixelSymmetric => {
-                let offset = size / 2.0 * (1.0 - out / (self.scale * size));
-                offset + (at + 0.5) / self.scale - 0.5
+            Coordinates::OneIsFirst if self.out <= 1 => Position::of(0.0),
+            Coordinates::Line | Coordinates::OneIsFirst => {
+                let over = i as i128 * i128::from(self.step) + i128::from(self.first);
+                Position::fraction(over, self.unit)
             }
-            Coordinates::Asymmetric => at / self.scale,
-            Coordinates::HalfPixelCenters => (at + 0.5) / self.scale,
-            Coordinates::HalfPixel | Coordinates::PytorchHalfPixel => (at + 0.5) / self.scale - 0.5,
+            Coordinates::Crop => {
+                let (start, end) = (f64::from(self.start), f64::from(self.end));
+                let last = self.size as f64 - 1.0;
+                Position::of(if self.out <= 1 {
+                    0.5 * (start + end) * last
+                } else {
+                    start * last + i as f64 * (end - start) * last / (self.out - 1) as f64
+                })
+            }
         }
     }
 
-    fn nearest(self, rounding: Rounding, at: f32) -> usize {
-        let low = at.floor();
-        let is_half = at - low == 0.5;
-        let at = match rounding {
-            Rounding::NearestOrDown if is_half => low,
-            Rounding::NearestOrUp if is_half => low + 1.0,
-            Rounding::NearestOrDown | Rounding::NearestOrUp => at.round(),
-            Rounding::Up => at.ceil(),
-            Rounding::UpIfSmaller if self.scale < 1.0 => at.ceil(),
-            Rounding::Down | Rounding::UpIfSmaller => low,
+    fn nearest(self, rounding: Rounding, at: Position) -> u32 {
+        let up = match rounding {
+            Rounding::NearestOrDown => at.half.is_gt(),
+            Rounding::NearestOrUp => at.half.is_ge(),
+            Rounding::Up => at.part > 0.0,
+            Rounding::UpIfSmaller => self.step > self.unit && at.part > 0.0,
+            Rounding::Down => false,
         };
-        (at.max(0.0) as usize).min(self.size - 1)
+        self.inside(at.low.saturating_add(i64::from(up)))
+    }
+
+    /// The nearest element of the operand.
+    fn inside(self, at: i64) -> u32 {
+        at.clamp(0, self.size as i64 - 1) as u32
     }
 
     fn taps(self, mode: Mode, i: usize) -> Taps {
-        let last = (self.size - 1) as f32;
-        let mut at = self.coordinate(mode.coordinates, i);
+        let last = self.size as i64 - 1;
+        let mut at = self.position(mode.coordinates, i);
+        let within = (0..last).contains(&at.low) && at.part < 1.0;
         let mut taps = Taps {
             elements: [0; 4],
             weights: [1.0, 0.0, 0.0, 0.0],
-            is_inside: mode.coordinates != Coordinates::Crop || (0.0..=last).contains(&at),
+            is_inside: mode.coordinates != Coordinates::Crop || within || at.low == last && at.part == 0.0,
         };
         if mode.taps == 1 {
-            taps.elements[0] = self.nearest(mode.rounding, at) as u32;
+            taps.elements[0] = self.nearest(mode.rounding, at);
             return taps;
         }
-        if mode.taps == 2 {
-            at = at.clamp(0.0, last);
+        if mode.taps == 2 && !(0..last).contains(&at.low) {
+            (at.low, at.part) = (at.low.clamp(0, last), 0.0);
         }
-        let first = at.floor() - (mode.taps / 2 - 1) as f32;
         let mut sum = 0.0;
-        for (t, (element, weight)) in taps
-            .elements
-            .iter_mut()
-            .zip(&mut taps.weights)
-            .take(mode.taps)
-            .enumerate()
-        {
-            let place = first + t as f32;
-            let distance = (at - place).abs();
+        let found = taps.elements.iter_mut().zip(&mut taps.weights);
+        for (t, (element, weight)) in found.take(mode.taps).enumerate() {
+            let beside = t as i64 - (mode.taps as i64 / 2 - 1);
+            let place = at.low.saturating_add(beside);
+            let distance = (at.part - beside as f64).abs() as f32;
             *weight = if mode.taps == 4 {
                 cubic(self.cubic, distance)
             } else {
                 (1.0 - distance).max(0.0)
             };
-            if mode.inside_only && !(0.0..=last).contains(&place) {
+            if mode.inside_only && !(0..=last).contains(&place) {
                 *weight = 0.0;
             }
             sum += *weight;
-            // A float may round `last` up.
-            *element = (place.clamp(0.0, last) as u32).min(word(self.size - 1));
+            *element = self.inside(place);
         }
         taps.weights.iter_mut().take(mode.taps).for_each(|w| *w /= sum);
         taps
@@ -309,7 +337,7 @@ fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps)
 /// # Safety
 /// The operands fit, and the caller owns the results.
 unsafe fn words(args: &Args, mode: Mode, y: Memory, rows: Range<usize>, outside: u32, scratch: &mut Scratch) {
-    let [high, wide] = axes(args, mode);
+    let [high, wide] = axes(args);
     let (width, inner) = (args.out_w * args.inner, args.inner);
     let columns = scratch.of::<u32>(args.out_w);
     for (j, column) in columns.iter_mut().enumerate() {
@@ -359,7 +387,7 @@ impl Job for Floats<'_> {
             rows,
             scratch,
         } = self;
-        let [high, wide] = axes(args, mode);
+        let [high, wide] = axes(args);
         let (from, to, inner, taps) = (
             args.in_w * args.inner,
             args.out_w * args.inner,
@@ -477,17 +505,17 @@ mod tests {
     fn args(s: &Sizes, high: bool) -> Vec<u32> {
         let count = s[0] * s[2] * s[3] * s[5] * s[6];
         let [_, in_h, out_h, mid, in_w, out_w, inner] = s.map(|v| v as u32);
-        let scale = |out: u32, size: u32| out as f32 / size as f32;
-        let scale_h = if high { scale(out_h, in_h) } else { 1.0 };
-        let floats = [scale_h, scale(out_w, in_w), 0.1, 1.2, -0.2, 0.8, -0.75, 9.5].map(f32::to_bits);
-        [count as u32, in_h, out_h, mid, in_w, out_w, inner]
-            .into_iter()
-            .chain(floats)
-            .collect()
+        let (step_h, unit_h) = if high { (2 * in_h, 2 * out_h) } else { (2, 2) };
+        let sizes = [count as u32, in_h, out_h, mid, in_w, out_w, inner];
+        let steps = [step_h, unit_h, 2 * in_w, 2 * out_w];
+        let firsts = [step_h as i32 - unit_h as i32, in_w as i32 - out_w as i32].map(i32::cast_unsigned);
+        let floats = [0.1, 1.2, -0.2, 0.8, -0.75, 9.5].map(f32::to_bits);
+        let lists: [&[u32]; 4] = [&sizes, &steps, &firsts, &floats];
+        lists.concat()
     }
 
     fn reference(a: &Args, mode: Mode, x: &[f32]) -> Vec<f64> {
-        let [high, wide] = axes(a, mode);
+        let [high, wide] = axes(a);
         let one = Taps {
             elements: [0; 4],
             weights: [1.0, 0.0, 0.0, 0.0],
@@ -527,17 +555,16 @@ mod tests {
     fn all_modes_match() {
         for s in &SIZES {
             let x = testing::floats(8, s[0] * s[1] * s[3] * s[4] * s[6]);
-            for mode in 0..7 * 5 * 3 * 4 {
-                let (coordinates, rounding) = (mode % 7, mode / 7 % 5);
-                let (taps, flags) = ([1, 2, 4][mode / 35 % 3], mode / 105);
+            for mode in 0..3 * 5 * 3 * 2 {
+                let (coordinates, rounding) = (mode % 3, mode / 3 % 5);
+                let (taps, inside_only) = ([1, 2, 4][mode / 15 % 3], mode / 45);
                 let high = s[1] != 1;
                 let defines = vec![
                     ("COORDINATES", coordinates as i64),
                     ("ROUNDING", rounding as i64),
                     ("TAPS", taps),
                     ("HIGH", i64::from(high)),
-                    ("BY_SIZE", (flags & 1) as i64),
-                    ("INSIDE_ONLY", (flags >> 1) as i64),
+                    ("INSIDE_ONLY", inside_only as i64),
                 ];
                 let spec = KernelSpec {
                     defines: defines.iter().copied().collect(),
@@ -568,7 +595,7 @@ mod tests {
         let words = args(&[1, 3, 6, 1, 4, 8, 1], true);
         let y = testing::memory(&[0u32; 48]);
         let spec = KernelSpec {
-            defines: [("COORDINATES", 4), ("ROUNDING", 0), ("TAPS", 1), ("HIGH", 1)]
+            defines: [("COORDINATES", 0), ("ROUNDING", 0), ("TAPS", 1), ("HIGH", 1)]
                 .into_iter()
                 .collect(),
             operands: vec![Some(DType::I32); 2],
@@ -588,24 +615,28 @@ mod tests {
 
     #[test]
     fn coordinates_have_known_values() {
-        let axis = Axis {
-            size: 4,
-            out: 8,
-            scale: 2.0,
+        let axis = |step, first, unit| Axis {
+            size: 50,
+            out: 15,
+            step,
+            first,
+            unit,
             start: 0.25,
             end: 0.75,
             cubic: -0.75,
         };
-        let at = |c| axis.coordinate(c, 3);
-        assert_eq!(at(Coordinates::HalfPixel), 1.25);
-        assert_eq!(at(Coordinates::HalfPixelSymmetric), 1.25);
-        assert_eq!(at(Coordinates::AlignCorners), 9.0 / 7.0);
-        assert_eq!(at(Coordinates::Asymmetric), 1.5);
-        assert_eq!(at(Coordinates::HalfPixelCenters), 1.75);
-        assert_eq!(at(Coordinates::Crop), 0.75 + 4.5 / 7.0);
-        assert_eq!(axis.nearest(Rounding::NearestOrDown, 1.5), 1);
-        assert_eq!(axis.nearest(Rounding::NearestOrUp, 1.5), 2);
-        assert_eq!(axis.nearest(Rounding::UpIfSmaller, 1.5), 1);
-        assert_eq!(axis.nearest(Rounding::Up, 9.0), 3);
+        let asymmetric = axis(100, 0, 30);
+        let at = asymmetric.position(Coordinates::Line, 3);
+        assert_eq!((at.low, at.part), (10, 0.0), "3 * 50 / 15, exactly");
+        let half_pixel = axis(60, 21, 18);
+        let at = half_pixel.position(Coordinates::Line, 1);
+        assert_eq!((at.low, at.part, at.half), (4, 0.5, Ordering::Equal));
+        assert_eq!(half_pixel.nearest(Rounding::NearestOrDown, at), 4);
+        assert_eq!(half_pixel.nearest(Rounding::NearestOrUp, at), 5);
+        assert_eq!(half_pixel.nearest(Rounding::UpIfSmaller, at), 5);
+        assert_eq!(half_pixel.nearest(Rounding::Up, Position::of(99.5)), 49);
+        assert_eq!(axis(9, -4, 18).position(Coordinates::Line, 0).low, -1);
+        let crop = asymmetric.position(Coordinates::Crop, 7);
+        assert_eq!((crop.low, crop.part), (24, 0.5));
     }
 }

@@ -1,24 +1,29 @@
 //! Resampling along one or two axes on a device.
 
+use super::ratio::{Line, Ratio};
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::graph::op::{OpError, OpResult, axes};
 use crate::lower::{Call, LowerCx};
-use crate::shape::{Dim, product};
+use crate::shape::{Dim, Shape, product};
 
 crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "resize" {
-        count, in_h, out_h, mid, in_w, out_w, inner: U32;
-        scale_h, scale_w, start_h, end_h, start_w, end_w, cubic, outside: F32
+        count, in_h, out_h, mid, in_w, out_w, inner, step_h, unit_h, step_w, unit_w: U32;
+        first_h, first_w: I32;
+        start_h, end_h, start_w, end_w, cubic, outside: F32
     } [x: In, y: Out]
     .linear()
 }
+
+/// Kernels compute coordinates exactly along axes of up to this many elements.
+const MAX_SIZE: i64 = 1 << 25;
 
 /// An axis that is resized.
 #[derive(Clone, Copy)]
 struct Changed {
     axis: usize,
     /// `None` for the ratio of the sizes.
-    scale: Option<f32>,
+    scale: Option<Ratio>,
     region: (f32, f32),
 }
 
@@ -57,13 +62,14 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     };
     let mut found = Vec::new();
     for (i, a) in axes.iter().enumerate() {
-        let scale = scales.as_ref().map_or(uniform, |s| s.get(i).copied());
+        let given = |s: &Vec<f32>| s.get(i).map(|s| Ratio::of(*s));
+        let scale = scales.as_ref().map_or(uniform, given);
         let bound = |i: usize, or: f32| region.as_ref().map_or(Some(or), |r| r.get(i).copied());
         let region = bound(i, 0.0).zip(bound(i + axes.len(), 1.0));
         let region =
             region.ok_or_else(|| OpError::expected("bounds of a region", "two for each axis", axes.len()))?;
         let (from, to) = (x.0.get(*a), out.0.get(*a));
-        if scale.is_none_or(|s| s == 1.0) && from == to && region == (0.0, 1.0) {
+        if scale.is_none_or(Ratio::is_one) && from == to && region == (0.0, 1.0) {
             continue;
         }
         found.push(Changed {
@@ -76,16 +82,37 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     Ok(found)
 }
 
+impl Changed {
+    /// The coordinates along the axis, as the kernel computes them: step, first and unit.
+    fn line(self, op: &Resize, cx: &mut LowerCx<'_>, size: &Dim, out: &Dim) -> OpResult<[Dim; 3]> {
+        let ratio = self.scale.map_or_else(|| [out.clone(), size.clone()], Ratio::dims);
+        if op.coordinates == Coordinates::TfCropAndResize {
+            return Ok([0, 0, 1].map(Dim::from));
+        }
+        let line = Line::of(op.coordinates, &ratio, size, out)?;
+        for (n, what) in [(size, "from"), (out, "to")] {
+            if n.as_const().is_some_and(|n| n > MAX_SIZE) {
+                return Err(OpError::NoKernel(format!("resizing {what} {n} elements of an axis")));
+            }
+            let what = format!("{MAX_SIZE} (limit of kernels) minus size to resize {what}");
+            cx.require(Dim::from(MAX_SIZE).sub(n)?, &what);
+        }
+        let fits = |d: &Dim, most: i64| d.as_const().is_none_or(|n| n.abs() <= most);
+        let most = 4 * MAX_SIZE;
+        let fits = fits(&line.step, 1 << 31) && fits(&line.unit, most) && fits(&line.first, 1 << 30);
+        if !fits {
+            return Err(OpError::NoKernel(format!("a scale of {}/{}", ratio[0], ratio[1])));
+        }
+        Ok([line.step, line.first, line.unit])
+    }
+}
+
 /// Numbers of the kernel: coordinates, taps, rounding.
 const fn mode_numbers(op: &Resize) -> [(&'static str, i64); 3] {
     let coordinates = match op.coordinates {
-        Coordinates::HalfPixel => 0,
-        Coordinates::PytorchHalfPixel => 1,
-        Coordinates::HalfPixelSymmetric => 2,
-        Coordinates::AlignCorners => 3,
-        Coordinates::Asymmetric => 4,
-        Coordinates::TfHalfPixelForNn => 5,
-        Coordinates::TfCropAndResize => 6,
+        Coordinates::PytorchHalfPixel | Coordinates::AlignCorners => 1,
+        Coordinates::TfCropAndResize => 2,
+        _ => 0,
     };
     let (taps, rounding) = match op.mode {
         Mode::Linear => (2, 0),
@@ -111,7 +138,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     }
     let unchanged = Changed {
         axis: 0,
-        scale: Some(1.0),
+        scale: Some(Ratio::ONE),
         region: (0.0, 1.0),
     };
     let (high, wide) = match changed.as_slice() {
@@ -127,7 +154,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let one = Dim::from(1);
     let part = |range: std::ops::Range<usize>| product(x.0.get(range).unwrap_or_default());
-    let size = |shape: &crate::shape::Shape, a: usize| shape.0.get(a).cloned().unwrap_or_default();
+    let size = |shape: &Shape, a: usize| shape.0.get(a).cloned().unwrap_or_default();
     // With a single axis, treat everything before it as one unchanged axis.
     let (in_h, out_h, mid) = match high {
         Some(h) => (size(&x, h.axis), size(&out, h.axis), part(h.axis + 1..wide.axis)?),
@@ -137,7 +164,6 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
     let flags = [
         ("HIGH", high.is_some()),
-        ("BY_SIZE", wide.scale.is_none()),
         ("INSIDE_ONLY", op.exclude_outside),
     ];
     let flags = flags
@@ -148,6 +174,9 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         call = call.define(name, number);
     }
     let high = high.unwrap_or(unchanged);
+    let (in_w, out_w) = (size(&x, wide.axis), size(&out, wide.axis));
+    let [step_h, first_h, unit_h] = high.line(op, cx, &in_h, &out_h)?;
+    let [step_w, first_w, unit_w] = wide.line(op, cx, &in_w, &out_w)?;
     let args = Args {
         x: cx.input(0)?,
         y: cx.output(0)?,
@@ -155,11 +184,15 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         in_h,
         out_h,
         mid,
-        in_w: size(&x, wide.axis),
-        out_w: size(&out, wide.axis),
+        in_w,
+        out_w,
         inner: part(wide.axis + 1..x.rank())?,
-        scale_h: high.scale.unwrap_or(1.0),
-        scale_w: wide.scale.unwrap_or(1.0),
+        step_h,
+        unit_h,
+        step_w,
+        unit_w,
+        first_h,
+        first_w,
         start_h: high.region.0,
         end_h: high.region.1,
         start_w: wide.region.0,

@@ -1,8 +1,11 @@
 //! The elements and weights that contribute to each position along an axis.
 
+use super::ratio::{Line, Ratio};
 use super::{Axis, Coordinates, Mode, Nearest, Resize};
 use crate::graph::op::{OpResult, filled};
 use crate::num;
+use crate::shape::Dim;
+use std::cmp::Ordering;
 
 /// Elements and weights for every position of the result, the same number for each.
 #[derive(Debug)]
@@ -48,40 +51,74 @@ impl Taps {
     }
 }
 
-impl Resize {
-    /// Coordinate of the center of position `i` in the operand.
-    #[expect(clippy::cast_precision_loss, reason = "ONNX computes coordinates in f32")]
-    fn coordinate(&self, a: &Axis, i: usize) -> f32 {
-        let (x, size, out) = (i as f32, a.size as f32, a.out as f32);
-        match self.coordinates {
-            Coordinates::PytorchHalfPixel if a.out <= 1 => 0.0,
-            Coordinates::HalfPixel | Coordinates::PytorchHalfPixel => (x + 0.5) / a.scale - 0.5,
-            Coordinates::HalfPixelSymmetric => {
-                let adjustment = out / (a.scale * size);
-                let offset = size / 2.0 * (1.0 - adjustment);
-                offset + (x + 0.5) / a.scale - 0.5
-            }
-            Coordinates::AlignCorners if a.out <= 1 => 0.0,
-            Coordinates::AlignCorners => x * (size - 1.0) / (out - 1.0),
-            Coordinates::Asymmetric => x / a.scale,
-            Coordinates::TfHalfPixelForNn => (x + 0.5) / a.scale,
-            Coordinates::TfCropAndResize => {
-                let (start, end) = a.region;
-                if a.out > 1 {
-                    start * (size - 1.0) + x * (end - start) * (size - 1.0) / (out - 1.0)
-                } else {
-                    0.5 * (start + end) * (size - 1.0)
-                }
-            }
+/// A position in the operand: `low + part`, where `part` is at least 0 and less than 1.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    low: i64,
+    part: f64,
+    /// How `part` compares with one half, exactly.
+    half: Ordering,
+}
+
+impl Position {
+    #[expect(clippy::cast_possible_truncation, reason = "positions are near the operand")]
+    fn of(x: f64) -> Self {
+        let part = x - x.floor();
+        Self {
+            low: x.floor() as i64,
+            part,
+            half: part.total_cmp(&0.5),
         }
+    }
+
+    /// The position `over / unit`.
+    #[expect(clippy::cast_precision_loss, reason = "the fraction is rounded once")]
+    fn fraction(over: i128, unit: i128) -> OpResult<Self> {
+        let unit = unit.max(1);
+        let (low, rest) = (over.div_euclid(unit), over.rem_euclid(unit));
+        Ok(Self {
+            low: num::exact(low, "a coordinate")?,
+            part: rest as f64 / unit as f64,
+            half: (2 * rest).cmp(&unit),
+        })
+    }
+}
+
+impl Resize {
+    /// The positions in the operand of all results along an axis.
+    fn positions(&self, a: &Axis) -> OpResult<Vec<Position>> {
+        if a.out == 0 {
+            return Ok(Vec::new());
+        }
+        let (size, out) = (Dim::from_usize(a.size), Dim::from_usize(a.out));
+        if self.coordinates == Coordinates::TfCropAndResize {
+            return Ok((0..a.out).map(|i| Position::of(in_region(a, i))).collect());
+        }
+        if a.out == 1
+            && matches!(
+                self.coordinates,
+                Coordinates::PytorchHalfPixel | Coordinates::AlignCorners
+            )
+        {
+            return Ok(vec![Position::of(0.0)]);
+        }
+        let line = Line::of(self.coordinates, &a.scale.dims(), &size, &out)?;
+        let number = |d: &Dim| i128::from(d.as_const().unwrap_or_default());
+        let (step, first, unit) = (number(&line.step), number(&line.first), number(&line.unit));
+        let mut all = Vec::with_capacity(a.out);
+        let mut over = first;
+        for _ in 0..a.out {
+            all.push(Position::fraction(over, unit)?);
+            over += step;
+        }
+        Ok(all)
     }
 
     /// The taps of every position along an axis of at least one element.
     pub(super) fn taps(&self, a: &Axis) -> OpResult<Taps> {
-        #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
-        let last = a.size.saturating_sub(1) as f32;
-        let shrinks = self.antialias && a.scale < 1.0 && a.scale > 0.0;
-        let stretch = if shrinks { 1.0 / a.scale } else { 1.0 };
+        let last = num::signed(a.size.saturating_sub(1));
+        let shrinks = self.antialias && a.scale.shrinks() && a.scale.up > 0;
+        let stretch = if shrinks { 1.0 / a.scale.to_f64() } else { 1.0 };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -99,23 +136,21 @@ impl Resize {
             items: filled(&[a.out, width], (0, 0.0))?,
             inside: filled(&[a.out], true)?,
         };
-        for (i, (items, inside)) in taps
-            .items
-            .chunks_exact_mut(width)
-            .zip(&mut taps.inside)
-            .enumerate()
-        {
-            let mut x = self.coordinate(a, i);
+        let positions = self.positions(a)?;
+        let places = taps.items.chunks_exact_mut(width).zip(&mut taps.inside);
+        for ((items, inside), mut x) in places.zip(positions) {
             if self.coordinates == Coordinates::TfCropAndResize {
-                *inside = x >= 0.0 && x <= last;
+                let within = (0..last).contains(&x.low) && x.part < 1.0;
+                *inside = within || x.low == last && x.part == 0.0;
             }
             if let (Mode::Nearest(rule), [item]) = (self.mode, &mut *items) {
-                *item = (nearest(rule, x, a.scale, a.size), 1.0);
+                let at = nearest(rule, x, a.scale).clamp(0, last);
+                *item = (num::exact(at, "an index")?, 1.0);
                 continue;
             }
-            if self.mode == Mode::Linear && !shrinks {
+            if self.mode == Mode::Linear && !shrinks && !(0..last).contains(&x.low) {
                 // Outside, the outermost element is used.
-                x = x.clamp(0.0, last);
+                (x.low, x.part) = (x.low.clamp(0, last), 0.0);
             }
             self.weights(x, stretch, a.size, items)?;
         }
@@ -128,53 +163,64 @@ impl Resize {
         clippy::cast_precision_loss,
         reason = "an index near the operand"
     )]
-    fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) -> OpResult<()> {
+    fn weights(&self, x: Position, stretch: f64, size: usize, items: &mut [(usize, f32)]) -> OpResult<()> {
         let last = num::signed(size) - 1;
         let count = num::signed(items.len());
-        let first = x.floor() as i64 - (count - 1) / 2;
         let mut sum = 0f64;
-        for (at, item) in (first..).zip(items.iter_mut()) {
-            let distance = (x - at as f32).abs() / stretch;
+        let mut weights = Vec::with_capacity(items.len());
+        for (offset, item) in (-(count - 1) / 2..).zip(items.iter_mut()) {
+            let at = x.low.saturating_add(offset);
+            let distance = (x.part - offset as f64).abs() / stretch;
             let mut weight = match self.mode {
-                Mode::Cubic => cubic(self.cubic, distance),
+                Mode::Cubic => keys(f64::from(self.cubic), distance),
                 _ => (1.0 - distance).max(0.0),
             };
             if self.exclude_outside && !(0..=last).contains(&at) {
                 weight = 0.0;
             }
-            sum += f64::from(weight);
-            *item = (num::exact(at.clamp(0, last), "an index")?, weight);
+            sum += weight;
+            weights.push(weight);
+            item.0 = num::exact(at.clamp(0, last), "an index")?;
         }
-        if sum != 0.0 {
-            for item in items {
-                item.1 = (f64::from(item.1) / sum) as f32;
-            }
+        let sum = if sum == 0.0 { 1.0 } else { sum };
+        for (item, weight) in items.iter_mut().zip(weights) {
+            item.1 = (weight / sum) as f32;
         }
         Ok(())
     }
 }
 
-/// The nearest element to `x`.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "at most the size"
-)]
-fn nearest(rule: Nearest, x: f32, scale: f32, size: usize) -> usize {
-    let at = match rule {
-        Nearest::RoundPreferFloor if x.fract().abs() == 0.5 => x.floor(),
-        Nearest::RoundPreferFloor => x.round(),
-        Nearest::RoundPreferCeil if x.fract().abs() == 0.5 => x.ceil(),
-        Nearest::RoundPreferCeil => x.round(),
-        Nearest::Ceil => x.ceil(),
-        Nearest::Simple if scale < 1.0 => x.ceil(),
-        Nearest::Floor | Nearest::Simple => x.floor(),
+/// The coordinate of result `i` in a region of the operand.
+#[expect(clippy::cast_precision_loss, reason = "indices are small")]
+fn in_region(a: &Axis, i: usize) -> f64 {
+    let (start, end) = (f64::from(a.region.0), f64::from(a.region.1));
+    let last = a.size as f64 - 1.0;
+    if a.out > 1 {
+        start * last + i as f64 * (end - start) * last / (a.out - 1) as f64
+    } else {
+        0.5 * (start + end) * last
+    }
+}
+
+/// The nearest element to `x`, which may be outside the operand.
+fn nearest(rule: Nearest, x: Position, scale: Ratio) -> i64 {
+    let up = match rule {
+        Nearest::RoundPreferFloor => x.half.is_gt(),
+        Nearest::RoundPreferCeil => x.half.is_ge(),
+        Nearest::Ceil => x.part > 0.0,
+        Nearest::Simple => scale.shrinks() && x.part > 0.0,
+        Nearest::Floor => false,
     };
-    (at.max(0.0) as usize).min(size.saturating_sub(1))
+    x.low.saturating_add(i64::from(up))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
+pub(crate) fn cubic(a: f32, d: f32) -> f32 {
+    keys(f64::from(a), f64::from(d)) as f32
 }
 
 /// The cubic convolution kernel with parameter `a` (Keys, 1981).
-pub(crate) fn cubic(a: f32, d: f32) -> f32 {
+fn keys(a: f64, d: f64) -> f64 {
     if d <= 1.0 {
         ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
     } else if d < 2.0 {
