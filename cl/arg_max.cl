@@ -1,15 +1,19 @@
 // y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
 // last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
+#include "common/order"
 #ifdef SMALLEST
 #define OVER(a, b) ((a) < (b))
+#define ODD_ORDER (-2147483647 - 1)
 #else
 #define OVER(a, b) ((a) > (b))
+#define ODD_ORDER 2147483647
 #endif
 
 #ifdef FLOATS
-#define X float
+// NaN counts as the largest, or the smallest.
+#define KEY(v) order_of(v, ODD_ORDER)
 #else
-#define X int
+#define KEY(v) (v)
 #endif
 
 KERNEL {
@@ -19,9 +23,9 @@ KERNEL {
   for (uint h = 0; h < 2; h++) {
     uint i = min(2 * pair + h, p.count - 1), base = i / p.inner * p.cols * p.inner + i % p.inner;
     uint place = 0;
-    X best = x_at(base);
+    int best = KEY(x_at(base));
     for (uint c = 1; c < p.cols; c++) {
-      X e = x_at(base + c * p.inner);
+      int e = KEY(x_at(base + c * p.inner));
 #ifdef LAST
       if (!OVER(best, e)) {
 #else

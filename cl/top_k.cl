@@ -1,19 +1,28 @@
 // The `kept` largest, or smallest, elements of lines of n elements that lie `inner` apart, in order, and their positions; of equal ones
 // the first comes first. A work-item finds the place of one element, by comparing it with all of its line, and stores it there.
+#include "common/order"
+#ifdef FLOATS
+// NaN counts as larger than any number.
+#define KEY(v) order_of(v, 2147483647)
+#else
+#define KEY(v) (v)
+#endif
+
 KERNEL {
   uint i = get_global_id(0);
   if (i >= p.count) return;
   uint own = i / p.inner % p.n, outer = i / p.inner / p.n, inside = i % p.inner;
   uint base = outer * p.n * p.inner + inside, place = 0;
   ELEM v = x_at(i);
+  int key = KEY(v);
   for (uint j = 0; j < p.n; j++) {
-    ELEM o = x_at(base + j * p.inner);
+    int o = KEY(x_at(base + j * p.inner));
 #ifdef LARGEST
-    bool before = o > v;
+    bool before = o > key;
 #else
-    bool before = o < v;
+    bool before = o < key;
 #endif
-    place += before || (o == v && j < own) ? 1 : 0;
+    place += before || (o == key && j < own) ? 1 : 0;
   }
   if (place >= p.kept) return;
   uint to = (outer * p.kept + place) * p.inner + inside;

@@ -1,12 +1,7 @@
 // y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
 // last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
-#ifdef FLOATS
-alias X = f32;
-#else
-alias X = i32;
-#endif
-
-fn over(a: X, b: X) -> bool {
+#include "common/order"
+fn over(a: i32, b: i32) -> bool {
 #ifdef SMALLEST
   return a < b;
 #else
@@ -14,12 +9,25 @@ fn over(a: X, b: X) -> bool {
 #endif
 }
 
+#ifdef FLOATS
+// NaN counts as the largest, or the smallest.
+fn key_of(v: f32) -> i32 {
+#ifdef SMALLEST
+  return order_of(v, -2147483647 - 1);
+#else
+  return order_of(v, 2147483647);
+#endif
+}
+#else
+fn key_of(v: i32) -> i32 { return v; }
+#endif
+
 fn element(i: u32) -> i32 {
   let base = i / p.inner * p.cols * p.inner + i % p.inner;
   var place = 0u;
-  var best = x_at(base);
+  var best = key_of(x_at(base));
   for (var c = 1u; c < p.cols; c++) {
-    let e = x_at(base + c * p.inner);
+    let e = key_of(x_at(base + c * p.inner));
 #ifdef LAST
     let better = !over(best, e);
 #else

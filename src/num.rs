@@ -1,6 +1,7 @@
 //! Integer conversions. A number that does not fit is an error, unless its function says that it
 //! saturates.
 
+use std::cmp::Ordering;
 use std::fmt::{Debug, Display};
 use std::slice::SliceIndex;
 
@@ -62,6 +63,24 @@ pub(crate) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
     if a <= b || no_number(&a) { a } else { b }
 }
 
+/// Ascending order as in ONNX: both zeros are equal, and NaN comes last.
+pub(crate) fn ascending<T: PartialOrd>(a: &T, b: &T) -> Ordering {
+    a.partial_cmp(b).unwrap_or_else(|| no_number(a).cmp(&no_number(b)))
+}
+
+/// `v` in single precision, rounded such that rounding the result to a narrower type rounds `v`
+/// once: towards zero, with the last bit set if bits were lost.
+#[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
+pub(crate) fn narrowed(v: f64) -> f32 {
+    let near = v as f32;
+    let away = f64::from(near).abs() > v.abs();
+    if f64::from(near) == v || v.is_nan() {
+        return near;
+    }
+    let bits = near.to_bits() - u32::from(away);
+    f32::from_bits(bits | 1)
+}
+
 /// True for NaN; false for all integers.
 pub(crate) fn no_number<T: PartialOrd>(v: &T) -> bool {
     v.partial_cmp(v).is_none()
@@ -81,6 +100,28 @@ mod tests {
         let e = part(&list, 2..4).unwrap_err().to_string();
         assert_eq!(e, "a range is 2..4 of 3 elements, which does not fit in the list");
         assert!(part(&list, 4..).is_err());
+    }
+
+    #[test]
+    fn zeros_are_equal_and_nan_comes_last() {
+        let mut list = [f32::NAN, 1.0, -0.0, f32::INFINITY, 0.0, -f32::NAN, -1.0];
+        list.sort_by(ascending);
+        assert_eq!(&list[..5], &[-1.0, 0.0, 0.0, 1.0, f32::INFINITY]);
+        assert!(list[1].is_sign_negative() && list[2].is_sign_positive(), "stable");
+        assert!(list[5].is_nan() && list[6].is_nan());
+    }
+
+    #[test]
+    fn narrower_types_round_once() {
+        use half::{bf16, f16};
+        let tie = 1.0 + 0.5f64.powi(11);
+        let half = |v| f16::from_f32(narrowed(v)).to_f64();
+        assert_eq!([half(tie), half(tie + 1e-12), half(-tie - 1e-12)], [1.0, 1.0 + 0.5f64.powi(10), -1.0 - 0.5f64.powi(10)]);
+        assert_eq!(half(0.5f64.powi(25) + 1e-20), 0.5f64.powi(24), "subnormal");
+        assert_eq!([half(65519.9999), half(65520.0), half(1e300)], [65504.0, f64::INFINITY, f64::INFINITY]);
+        assert!(half(f64::NAN).is_nan() && half(-0.0).is_sign_negative());
+        let tie = 1.0 + 0.5f64.powi(8);
+        assert_eq!(bf16::from_f32(narrowed(tie + 1e-12)).to_f64(), 1.0 + 0.5f64.powi(7));
     }
 
     #[test]

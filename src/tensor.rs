@@ -9,6 +9,7 @@ pub mod product;
 pub use dtype::DType;
 pub use panels::{PANEL, Panels, in_panels};
 
+use crate::num::narrowed;
 use crate::quota::{self, Exceeded, Reservation};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -428,8 +429,8 @@ impl HostTensor {
             DType::F64 => Self::from_f64(shape, data),
             #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
             DType::F32 => Self::from_f32(shape, &map(data, |v| *v as f32)?),
-            DType::F16 => Self::from_f16(shape, &map(data, |v| f16::from_f64(*v))?),
-            DType::BF16 => Self::from_bf16(shape, &map(data, |v| bf16::from_f64(*v))?),
+            DType::F16 => Self::from_f16(shape, &map(data, |v| f16::from_f32(narrowed(*v)))?),
+            DType::BF16 => Self::from_bf16(shape, &map(data, |v| bf16::from_f32(narrowed(*v)))?),
             other => Self::from_rounded(other, shape, data, Rounding::default()),
         }
     }

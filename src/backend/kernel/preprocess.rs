@@ -48,6 +48,7 @@ const COMMON: &[(&str, ByLanguage<&str>)] = &[
     shared!("bytes"),
     shared!("chains"),
     shared!("int8"),
+    shared!("order"),
 ];
 
 /// Joins lines into a text.

@@ -1,5 +1,6 @@
 //! Number types of the evaluator: 32-bit and 64-bit floats, signed and unsigned 64-bit integers.
 
+use crate::num::narrowed;
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -101,8 +102,8 @@ real!(f64, 1, to_f64, from_f64s, erf_wide);
 pub fn rounded<F: Real>(dtype: DType, v: F) -> F {
     match dtype {
         DType::F32 => F::of(f64::from(f32::of(v.to_f64()))),
-        DType::F16 => F::of(f16::from_f64(v.to_f64()).to_f64()),
-        DType::BF16 => F::of(bf16::from_f64(v.to_f64()).to_f64()),
+        DType::F16 => F::of(f16::from_f32(narrowed(v.to_f64())).to_f64()),
+        DType::BF16 => F::of(bf16::from_f32(narrowed(v.to_f64())).to_f64()),
         _ => v,
     }
 }

@@ -3,7 +3,7 @@
 //! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Ties select the first or
 //! the last element.
 
-use super::case::{Case, input};
+use super::case::{Case, EDGES, input};
 use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
@@ -159,7 +159,23 @@ fn cases() -> Vec<Case> {
         )
     };
     let ints = |op| Case::new(op, vec![input(&[3, 9, 5]).ints32(-3, 3)]);
-    vec![
+    let flags = [false, true].into_iter().flat_map(|a| [(a, false), (a, true)]);
+    let edges = flags.flat_map(|(min, last)| {
+        let op = |axis| ArgMax {
+            min,
+            axis,
+            keep: false,
+            last,
+        };
+        // Rows with NaN and without, and zeros of both signs.
+        [
+            Case::new(op(1), vec![input(&[3, 22]).floats(EDGES)]),
+            Case::new(op(0), vec![input(&[3, 11]).floats(EDGES)]),
+            Case::new(op(1), vec![input(&[2, 3]).floats(&[-0.0, 0.0, -0.0])]),
+        ]
+    });
+    let mut all: Vec<Case> = edges.collect();
+    all.extend([
         case(false, -1, true, false, &[3, 33]),
         case(true, 0, false, true, &[5, 2, 3]),
         case(false, 1, false, true, &[1, 1, 1]),
@@ -175,7 +191,8 @@ fn cases() -> Vec<Case> {
             keep: true,
             last: false,
         }),
-    ]
+    ]);
+    all
 }
 
 #[cfg(test)]

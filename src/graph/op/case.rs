@@ -10,6 +10,7 @@ enum Fill {
     Ints(DType, i64, i64),
     Bools,
     Values(Vec<i64>),
+    Floats(&'static [f32]),
     Tensor(HostTensor),
 }
 
@@ -30,6 +31,43 @@ pub fn input(shape: &[usize]) -> Input {
         is_const: false,
     }
 }
+
+/// Floats at the edges: every kind of number, exact in `f16`.
+pub const EDGES: &[f32] = &[
+    f32::NAN,
+    1.0,
+    -1.0,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    0.0,
+    -0.0,
+    5.0,
+    200.0,
+    -0.25,
+    -200.0,
+];
+
+/// Rows of three scores: masked in part, as a whole, and with infinity and NaN.
+pub const MASKED: &[f32] = &[
+    f32::NEG_INFINITY,
+    1.0,
+    2.0,
+    f32::NEG_INFINITY,
+    f32::NEG_INFINITY,
+    f32::NEG_INFINITY,
+    0.0,
+    f32::NEG_INFINITY,
+    f32::NEG_INFINITY,
+    1.0,
+    f32::INFINITY,
+    0.0,
+    f32::NAN,
+    2.0,
+    1.0,
+    3.0,
+    2.0,
+    -1.0,
+];
 
 /// An operand with these contents.
 pub fn given(tensor: HostTensor) -> Input {
@@ -94,6 +132,15 @@ impl Input {
         }
     }
 
+    /// Sets these floats, over and over.
+    #[must_use]
+    pub fn floats(self, values: &'static [f32]) -> Self {
+        Self {
+            fill: Fill::Floats(values),
+            ..self
+        }
+    }
+
     /// Makes the operand known when planning.
     #[must_use]
     pub fn constant(self) -> Self {
@@ -138,6 +185,10 @@ impl Input {
                 HostTensor::from_bool(&self.shape, &data)
             }
             Fill::Values(v) => HostTensor::from_ints(DType::I64, &self.shape, v),
+            Fill::Floats(v) => {
+                let data: Vec<f32> = v.iter().copied().cycle().take(count).collect();
+                HostTensor::from_f32(&self.shape, &data)
+            }
             Fill::Tensor(t) => Ok(t.clone()),
         }
     }
@@ -149,6 +200,7 @@ impl Input {
             Fill::Range(..) => "",
             Fill::Ints(..) | Fill::Values(_) => "i",
             Fill::Bools => "b",
+            Fill::Floats(_) => "f",
             Fill::Tensor(_) => "t",
         };
         format!(
@@ -213,6 +265,12 @@ impl Case {
             dispatches: Some(number),
             ..self
         }
+    }
+
+    /// Whether an operand has NaN or infinities, which some devices do not keep.
+    pub fn has_special(&self) -> bool {
+        let special = |i: &Input| matches!(i.fill, Fill::Floats(v) if v.iter().any(|v| !v.is_finite()));
+        self.inputs.iter().any(special)
     }
 
     /// A name that is unique among the cases of its operator.

@@ -3,7 +3,7 @@
 //! ONNX `LogSoftmax` and `Hardmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13
 //! (over `axis`, the last by default).
 
-use super::case::{Case, input};
+use super::case::{Case, MASKED, input};
 use super::softmax::{self, eval_rows, infer_rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx};
 use crate::lower::LowerCx;
@@ -33,7 +33,9 @@ impl Op for LogSoftmax {
         eval_rows(inputs, self.axis, self.flatten, |row| {
             let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if self.hard {
-                let first = row.iter().position(|v| *v == max);
+                // NaN counts as the largest.
+                let nan = row.iter().position(|v| v.is_nan());
+                let first = nan.or_else(|| row.iter().position(|v| *v == max));
                 row.iter_mut()
                     .enumerate()
                     .for_each(|(i, v)| *v = f64::from(u8::from(Some(i) == first)));
@@ -78,7 +80,19 @@ fn cases() -> Vec<Case> {
             vec![input(&[3, 5, 7]).range(-8.0, 8.0)],
         )
     };
+    let masked = |hard, axis, x: &[usize]| {
+        let op = LogSoftmax {
+            hard,
+            axis,
+            flatten: false,
+        };
+        Case::new(op, vec![input(x).floats(MASKED)])
+    };
     vec![
+        masked(false, -1, &[6, 3]),
+        masked(false, 0, &[3, 6]),
+        masked(true, -1, &[6, 3]),
+        masked(true, 0, &[3, 6]),
         case(false, -1, false),
         case(false, 0, false),
         case(false, 1, true),

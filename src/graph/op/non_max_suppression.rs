@@ -114,7 +114,7 @@ impl Op for NonMaxSuppression {
                 .unwrap_or_default();
             let mut order: Vec<(usize, f32)> = row.iter().copied().enumerate().collect();
             order.retain(|(_, score)| floor.is_none_or(|floor| *score > floor));
-            order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+            order.sort_by(|(_, a), (_, b)| num::ascending(b, a));
             let mut taken: Vec<(usize, Corners)> = Vec::new();
             for (i, _) in order {
                 if taken.len() == most {

@@ -6,7 +6,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
-use crate::num;
+use crate::num::{self, max_nan};
 use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
@@ -184,7 +184,7 @@ impl RoiAlign {
                 }
                 sum += f64::from(parts.iter().sum::<f32>());
                 // ONNX takes the largest weighted neighbour instead of the largest sample.
-                most = parts.iter().copied().fold(most, f32::max);
+                most = parts.iter().copied().fold(most, max_nan);
             }
         }
         let count = rows.len() * columns.len();

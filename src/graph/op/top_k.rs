@@ -1,9 +1,10 @@
 //! The k largest or smallest elements along an axis, and their indices.
 //!
 //! ONNX `TopK` from opset 1: k as an attribute (before 10) or operand 1; `largest` and `sorted`
-//! from 11. Ties are ordered by index; results are always sorted.
+//! from 11. Ties are ordered by index; results are always sorted. Both zeros are equal, and NaN counts
+//! as larger than any number.
 
-use super::case::{Case, input};
+use super::case::{Case, EDGES, input};
 use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
@@ -99,7 +100,7 @@ impl Op for TopK {
         let k = few.ok_or_else(|| OpError::expected("k", format!("0 to {n}"), k))?;
         let turn = |o: Ordering| if self.largest { o.reverse() } else { o };
         let rows = if x.dtype().is_float() {
-            ranked(&x.to_f64()?, x.shape(), a, |p, q| turn(p.total_cmp(q)))?
+            ranked(&x.to_f64()?, x.shape(), a, |p, q| turn(num::ascending(p, q)))?
         } else {
             ranked(&x.to_i64()?, x.shape(), a, |p, q| turn(p.cmp(q)))?
         };
@@ -144,8 +145,9 @@ impl Op for TopK {
         let count = outer.mul(&n)?.mul(&inner)?;
         let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(64)?, 1, 1);
-        if self.largest {
-            call = call.define("LARGEST", 1);
+        let floats = cx.fact(0)?.dtype.is_float();
+        for (name, set) in [("LARGEST", self.largest), ("FLOATS", floats)] {
+            call = if set { call.define(name, 1) } else { call };
         }
         let args = Args {
             x: cx.input(0)?,
@@ -197,7 +199,17 @@ fn cases() -> Vec<Case> {
             inputs,
         )
     };
+    let edges = |largest| {
+        let op = TopK {
+            axis: 1,
+            k: Some(7),
+            largest,
+        };
+        Case::new(op, vec![input(&[2, 14]).floats(EDGES)])
+    };
     vec![
+        edges(false),
+        edges(true),
         case(&[3, 9], -1, true, 4),
         case(&[5, 2, 3], 0, false, 5),
         case(&[3, 130], 1, true, 130),

@@ -19,21 +19,27 @@ pub struct Unique {
     pub sorted: bool,
 }
 
-/// Sorts slices, comparing them element by element.
-fn order<T>(data: &[Vec<T>], compare: impl Fn(&T, &T) -> Ordering) -> Vec<usize> {
-    let mut at: Vec<usize> = (0..data.len()).collect();
-    at.sort_by(|a, b| {
-        let pairs = data
-            .get(*a)
-            .into_iter()
-            .flatten()
-            .zip(data.get(*b).into_iter().flatten());
-        pairs
-            .map(|(a, b)| compare(a, b))
-            .find(|o| o.is_ne())
-            .unwrap_or(Ordering::Equal)
-    });
-    at
+/// The order of two slices, element by element.
+fn compare<T: PartialOrd>(a: &[T], b: &[T]) -> Ordering {
+    let mut pairs = a.iter().zip(b).map(|(a, b)| num::ascending(a, b));
+    pairs.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+/// Groups equal slices, in ascending order, each with the first position first. NaNs are equal to
+/// each other, but slices with NaN are equal only if `nan_is_equal`, as in ONNX's reference.
+fn groups<T: PartialOrd>(data: &[Vec<T>], nan_is_equal: bool) -> Vec<Vec<usize>> {
+    let at = |i: usize| data.get(i).map_or(&[][..], Vec::as_slice);
+    let mut sorted: Vec<usize> = (0..data.len()).collect();
+    sorted.sort_by(|a, b| compare(at(*a), at(*b)));
+    let equal = |a: &[T], b: &[T]| if nan_is_equal { compare(a, b).is_eq() } else { a == b };
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for i in sorted {
+        match groups.last_mut() {
+            Some(group) if group.first().is_some_and(|first| equal(at(*first), at(i))) => group.push(i),
+            _ => groups.push(vec![i]),
+        }
+    }
+    groups
 }
 
 /// The slices along an axis, each as a list.
@@ -83,28 +89,11 @@ impl Op for Unique {
             None => (vec![x.len()], 0),
         };
         let extents = around(&shape, a)?;
-        type Equal = Box<dyn Fn(usize, usize) -> bool>;
-        let (sorted, equal): (Vec<usize>, Equal) = if x.dtype().is_float() {
-            let data = slices(&x.to_f64()?, extents);
-            (
-                order(&data, f64::total_cmp),
-                Box::new(move |a, b| data.get(a) == data.get(b)),
-            )
+        let mut groups = if x.dtype().is_float() {
+            groups(&slices(&x.to_f64()?, extents), self.axis.is_none())
         } else {
-            let data = slices(&x.to_i64()?, extents);
-            (
-                order(&data, i64::cmp),
-                Box::new(move |a, b| data.get(a) == data.get(b)),
-            )
+            groups(&slices(&x.to_i64()?, extents), true)
         };
-        // Groups of equal slices; the stable sort keeps the first position first.
-        let mut groups: Vec<Vec<usize>> = Vec::new();
-        for at in sorted {
-            match groups.last_mut() {
-                Some(group) if group.first().is_some_and(|first| equal(*first, at)) => group.push(at),
-                _ => groups.push(vec![at]),
-            }
-        }
         if !self.sorted {
             groups.sort_by_key(|group| group.first().copied());
         }
@@ -168,6 +157,20 @@ fn cases() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zeros_and_nans_are_equal() {
+        let nan = f32::NAN;
+        let find = |axis, shape: &[usize], data: &[f32]| {
+            let x = HostTensor::from_f32(shape, data).unwrap();
+            let results = Unique { axis, sorted: true }.eval(&[Some(&x)]).unwrap();
+            results[1..].iter().map(|t| t.to_i64().unwrap()).collect::<Vec<_>>()
+        };
+        let zeros = find(None, &[5], &[0.0, -0.0, nan, -1.0, nan]);
+        assert_eq!(zeros, [vec![3, 0, 2], vec![1, 1, 2, 0, 2], vec![1, 2, 2]]);
+        let rows = find(Some(0), &[4, 2], &[nan, 0.0, 1.0, 0.0, nan, 0.0, 1.0, -0.0]);
+        assert_eq!(rows, [vec![1, 0, 2], vec![1, 0, 2, 0], vec![2, 1, 1]]);
+    }
 
     #[test]
     fn elements_of_two_bytes() {

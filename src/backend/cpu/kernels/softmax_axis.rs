@@ -125,7 +125,7 @@ impl Job for Units<'_, '_> {
 #[inline(always)]
 unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, form: Form) -> Found {
     let mut found = Found {
-        top: [f32::MIN; WIDTH],
+        top: [f32::NEG_INFINITY; WIDTH],
         place: [0; WIDTH],
         sum: [0.0; WIDTH],
     };
@@ -134,7 +134,9 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
         for c in 0..cols {
             for i in 0..width {
                 let v = *x.add(c * inner + i);
-                if v > found.top[i] {
+                // Of all the largest, NaN is the first.
+                let odd = form == Form::Hard && v.is_nan() && !found.top[i].is_nan();
+                if v > found.top[i] || odd {
                     found.top[i] = v;
                     found.place[i] = c as u32;
                 }

@@ -11,32 +11,26 @@ arguments! {
 }
 
 /// The `kept` largest or smallest elements of each line, sorted, and their positions. Equal
-/// elements keep their order. Floats are in their total order.
+/// elements keep their order. Both zeros are equal; NaN counts as larger than any number.
 pub struct TopK {
     elem: Elem,
     largest: bool,
 }
 
 impl TopK {
-    /// The sort key of an element: as unsigned integers, keys have the order of the result. The
-    /// inverse is [`Self::word`].
+    /// The sort key of an element: as unsigned integers, keys have the order of the result.
     #[inline(always)]
     fn key(&self, word: u32) -> u32 {
+        let word = match self.elem {
+            Elem::Float if word & 0x7fff_ffff == 0 => 0,
+            Elem::Float if word & 0x7fff_ffff > 0x7f80_0000 => 0x7fff_ffff,
+            _ => word,
+        };
         let key = match self.elem {
             Elem::Float if word >> 31 == 1 => !word,
             _ => word ^ (1 << 31),
         };
         if self.largest { !key } else { key }
-    }
-
-    /// The element with this key.
-    #[inline(always)]
-    fn word(&self, key: u32) -> u32 {
-        let key = if self.largest { !key } else { key };
-        match self.elem {
-            Elem::Float if key >> 31 == 0 => !key,
-            _ => key ^ (1 << 31),
-        }
     }
 }
 
@@ -73,8 +67,8 @@ impl Kernel for TopK {
         let values = &mut bytemuck::cast_slice_mut::<u64, u32>(values)[..kept];
         for i in part(count / n, 1, piece, pieces) {
             let (outer, inside) = (i / inner, i % inner);
-            let elements = x[outer * n * inner + inside..].iter().step_by(inner);
-            for ((j, word), to) in elements.enumerate().zip(&mut *line) {
+            let elements = &x[outer * n * inner + inside..];
+            for ((j, word), to) in elements.iter().step_by(inner).enumerate().zip(&mut *line) {
                 *to = u64::from(self.key(*word)) << 32 | j as u64;
             }
             if kept < n {
@@ -83,7 +77,7 @@ impl Kernel for TopK {
             line[..kept].sort_unstable();
             let first = outer * kept * inner + inside;
             for (k, v) in line[..kept].iter().enumerate() {
-                values[k] = self.word((v >> 32) as u32);
+                values[k] = elements[(*v & u64::from(u32::MAX)) as usize * inner];
                 // SAFETY: the piece owns the results of its lines.
                 unsafe { args.at.slice_mut::<u32>(first + k * inner..first + k * inner + 1)[0] = *v as u32 };
             }
@@ -105,6 +99,7 @@ impl Kernel for TopK {
 mod tests {
     use super::super::moves::check::{Given, blank, expect, floats, ints};
     use super::TopK;
+    use crate::num::ascending;
     use std::cmp::Ordering;
 
     fn best<T: Copy>(
@@ -142,10 +137,9 @@ mod tests {
                 let params = [outer * n * inner, n, inner, kept].map(|v| v as u32);
                 let mut x = floats(outer * n * inner, 8);
                 x.iter_mut().for_each(|v| *v = (*v * 40.0).round());
-                if let [a, b, c, d, ..] = &mut x[..] {
-                    (*a, *b, *c, *d) = (f32::NAN, f32::INFINITY, -0.0, f32::NEG_INFINITY);
-                }
-                let (y, at) = best(&x, sizes, |a, b| turn(a.total_cmp(b)));
+                let odd = [0.0, f32::NAN, f32::INFINITY, -0.0, f32::NEG_INFINITY, -f32::NAN];
+                x.iter_mut().zip(odd).for_each(|(x, v)| *x = v);
+                let (y, at) = best(&x, sizes, |a, b| turn(ascending(a, b)));
                 let want = [Given::F(y), Given::I(at)];
                 let operands = [Given::F(x), blank(&want[0]), blank(&want[1])];
                 expect::<TopK>(defines, &params, &operands, &want, 0.0);
