@@ -37,7 +37,7 @@ KERNEL {
 #ifdef NORM
         s += TERM(e);
 #else
-        s = max(s, e);
+        s = larger(s, e);
 #endif
 #endif
 #ifndef PADDED

@@ -40,11 +40,11 @@ inline ELEM term(ELEM v, ELEM top) {
   return v;
 }
 
-#define START (JOIN == LARGEST ? LEAST : JOIN == SMALLEST ? -(LEAST + 1) : JOIN == MULTIPLIED ? 1 : 0)
+#define START (JOIN == LARGEST ? LEAST : JOIN == SMALLEST ? GREATEST : JOIN == MULTIPLIED ? 1 : 0)
 
 inline ELEM join(ELEM a, ELEM b) {
-  if (JOIN == LARGEST) return max(a, b);
-  if (JOIN == SMALLEST) return min(a, b);
+  if (JOIN == LARGEST) return larger(a, b);
+  if (JOIN == SMALLEST) return smaller(a, b);
   if (JOIN == MULTIPLIED) return a * b;
   return a + b;
 }
@@ -75,8 +75,10 @@ KERNEL {
     ELEM top = 0;
     if (MAP == EXPONENTIAL) {
       top = LEAST;
-      for (uint c = FROM; c < p.cols; c += STEP) top = max(top, AT(base, c));
+      for (uint c = FROM; c < p.cols; c += STEP) top = larger(top, AT(base, c));
       top = ALL_MAX(top);
+      // Infinities and NaN are terms of the sum.
+      if (!isfinite((float)top)) top = 0;
     }
     ELEM s = START;
     for (uint c = FROM; c < p.cols; c += STEP) s = join(s, term(AT(base, c), top));

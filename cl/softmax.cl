@@ -10,12 +10,13 @@ KERNEL {
   float2 top = (float2)(0.0f), inverse = (float2)(0.0f);
   for (uint j = 0; j < ROWS; j++) {
     uint n = first + j < p.rows ? p.cols : 0;
-    float m = -3.4028235e38f;
+    float m = LEAST;
     for (uint i = lid; i < n; i += WG) m = fmax(m, x_at((first + j) * p.cols + i));
     m = wg_max(m, scratch);
     float s = 0.0f;
     for (uint i = lid; i < n; i += WG) s += exp(x_at((first + j) * p.cols + i) - m);
-    s = fmax(wg_sum(s, scratch), 1.0e-30f);
+    // Of a row with infinity or NaN, or of -infinity only, all results are NaN.
+    s = wg_sum(s, scratch);
 #ifdef LOG
     s = log(s);
 #else

@@ -21,8 +21,13 @@ KERNEL {
   I place = (I)(0);
   for (uint c = 0; c < p.cols; c++) {
     LOAD(v, c)
-    place = select(place, (I)((int)c), v > top);
+#ifdef HARD
+    // NaN counts as the largest.
+    place = select(place, (I)((int)c), (v > top) | ((v != v) & (top == top)));
+    top = (top != top) | (top > v) ? top : v;
+#else
     top = fmax(top, v);
+#endif
   }
   V sum = (V)(0.0f);
 #ifndef HARD

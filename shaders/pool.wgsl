@@ -10,7 +10,7 @@ fn element(i: u32) -> ELEM {
 #ifdef NORM
   var s = ELEM(0);
 #else
-  var s = ELEM(LEAST);
+  var s = least();
 #endif
 #endif
   var taps = 0u;
@@ -27,9 +27,9 @@ fn element(i: u32) -> ELEM {
       s += e;
 #else
 #ifdef NORM
-      if (NORM == 1u) { s += abs(e); } else if (NORM == 2u) { s += e * e; } else { s += pow(abs(e), f32(NORM)); }
+      if (NORM == 1u) { s += abs(e); } else if (NORM == 2u) { s += e * e; } else { s += signed_pow(abs(e), f32(NORM)); }
 #else
-      s = max(s, e);
+      s = larger(s, e);
 #endif
 #endif
 #ifndef PADDED
@@ -41,7 +41,7 @@ fn element(i: u32) -> ELEM {
   s /= f32(max(taps, 1u));
 #endif
 #ifdef NORM
-  if (NORM == 2u) { s = sqrt(s); } else if (NORM > 2u) { s = pow(s, 1.0 / f32(NORM)); }
+  if (NORM == 2u) { s = sqrt_of(s); } else if (NORM > 2u) { s = signed_pow(s, 1.0 / f32(NORM)); }
 #endif
   return s;
 }

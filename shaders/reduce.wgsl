@@ -38,23 +38,28 @@ fn row_start(row: u32) -> u32 {
 fn term(v: ELEM, top: ELEM) -> ELEM {
   if (MAP == ABSOLUTE) { return abs(v); }
   if (MAP == SQUARED) { return v * v; }
-  if (MAP == EXPONENTIAL) { return ELEM(exp(f32(v - top))); }
+  if (MAP == EXPONENTIAL) { return ELEM(exp_of(f32(v - top))); }
   return v;
 }
 
 // What JOIN leaves as it is.
 fn neutral() -> ELEM {
-  if (JOIN == LARGEST) { return LEAST; }
-  if (JOIN == SMALLEST) { return -(LEAST + 1); }
+  if (JOIN == LARGEST) { return least(); }
+  if (JOIN == SMALLEST) { return greatest(); }
   if (JOIN == MULTIPLIED) { return 1; }
   return 0;
 }
 
 fn join(a: ELEM, b: ELEM) -> ELEM {
-  if (JOIN == LARGEST) { return max(a, b); }
-  if (JOIN == SMALLEST) { return min(a, b); }
+  if (JOIN == LARGEST) { return larger(a, b); }
+  if (JOIN == SMALLEST) { return smaller(a, b); }
   if (JOIN == MULTIPLIED) { return a * b; }
   return a + b;
+}
+
+fn mean(s: ELEM) -> ELEM {
+  if (p.cols == 0u) { return ELEM(nan()); }
+  return s / ELEM(p.cols);
 }
 
 #ifdef ITEM
@@ -90,16 +95,18 @@ fn reduce(
     let base = row_start(min(2u * pair + h, p.rows - 1u));
     var top = ELEM(0);
     if (MAP == EXPONENTIAL) {
-      top = LEAST;
-      for (var c = begin; c < p.cols; c += STEP) { top = max(top, at(base, c)); }
+      top = least();
+      for (var c = begin; c < p.cols; c += STEP) { top = larger(top, at(base, c)); }
       top = most(top, lid);
+      // Infinities and NaN are terms of the sum.
+      if (!is_finite(f32(top))) { top = 0; }
     }
     var s = neutral();
     for (var c = begin; c < p.cols; c += STEP) { s = join(s, term(at(base, c), top)); }
     s = total(s, lid);
-    if (FINISH == MEAN) { s /= ELEM(p.cols); }
-    if (FINISH == ROOT) { s = ELEM(sqrt(f32(s))); }
-    if (FINISH == LOGARITHM) { s = ELEM(log(f32(s))) + top; }
+    if (FINISH == MEAN) { s = mean(s); }
+    if (FINISH == ROOT) { s = ELEM(sqrt_of(f32(s))); }
+    if (FINISH == LOGARITHM) { s = ELEM(log_of(f32(s))) + top; }
     v[h] = s;
   }
 #ifdef ITEM

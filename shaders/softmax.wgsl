@@ -9,17 +9,21 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
   var inverse: array<f32, ROWS>;
   for (var j = 0u; j < ROWS; j++) {
     let n = select(0u, p.cols, first + j < p.rows);
-    var m = -3.4028235e38;
-    for (var i = lid; i < n; i += WG) { m = max(m, x_at((first + j) * p.cols + i)); }
-    top[j] = wg_max(m, lid);
+    var m = -infinity();
+    for (var i = lid; i < n; i += WG) { m = larger(m, x_at((first + j) * p.cols + i)); }
+    m = wg_max(m, lid);
+    // Of a row with infinity or NaN, or of -infinity only, all results are NaN.
+    let broken = !is_finite(m);
+    top[j] = select(m, 0.0, broken);
     var s = 0.0;
-    for (var i = lid; i < n; i += WG) { s += exp(x_at((first + j) * p.cols + i) - top[j]); }
+    for (var i = lid; i < n; i += WG) { s += exp(min(x_at((first + j) * p.cols + i) - top[j], 0.0)); }
     s = max(wg_sum(s, lid), 1.0e-30);
 #ifdef LOG
     inverse[j] = log(s);
 #else
     inverse[j] = 1.0 / s;
 #endif
+    if (broken) { inverse[j] = nan(); }
   }
   let begin = first * p.cols;
   let end = min((first + ROWS) * p.cols, p.rows * p.cols);
@@ -30,7 +34,7 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
 #ifdef LOG
     y_put2(i, vec2<f32>(v.x - top[a] - inverse[a], v.y - top[b] - inverse[b]));
 #else
-    y_put2(i, vec2<f32>(exp(v.x - top[a]) * inverse[a], exp(min(v.y - top[b], 0.0)) * inverse[b]));
+    y_put2(i, vec2<f32>(exp(min(v.x - top[a], 0.0)) * inverse[a], exp(min(v.y - top[b], 0.0)) * inverse[b]));
 #endif
   }
 }

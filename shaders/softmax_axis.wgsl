@@ -1,16 +1,21 @@
 // Along an inner axis of `cols` elements, `inner` apart: y = exp(x - max) / sum, its logarithm (LOG), or 1 for the first of the largest
 // and 0 for others (HARD). A work-item computes RUN neighbouring rows.
 fn row(base: u32) {
-  var top = LEAST;
+  var top = least();
   var place = 0u;
   for (var c = 0u; c < p.cols; c++) {
     let v = x_at(base + c * p.inner);
-    if (v > top) { place = c; }
-    top = max(top, v);
+    // NaN counts as the largest.
+    if (!is_nan(top) && (is_nan(v) || v > top)) { place = c; }
+    top = larger(top, v);
   }
   var sum = 0.0;
 #ifndef HARD
-  for (var c = 0u; c < p.cols; c++) { sum += exp(x_at(base + c * p.inner) - top); }
+  // Of a row with infinity or NaN, or of -infinity only, all results are NaN.
+  let broken = !is_finite(top);
+  if (broken) { top = 0.0; }
+  for (var c = 0u; c < p.cols; c++) { sum += exp(min(x_at(base + c * p.inner) - top, 0.0)); }
+  if (broken) { sum = nan(); }
 #endif
   for (var c = 0u; c < p.cols; c++) {
     let at = base + c * p.inner;
@@ -20,7 +25,7 @@ fn row(base: u32) {
 #ifdef LOG
     y_put(at, x_at(at) - top - log(sum));
 #else
-    y_put(at, exp(x_at(at) - top) / sum);
+    y_put(at, exp(min(x_at(at) - top, 0.0)) / sum);
 #endif
 #endif
   }

@@ -1,21 +1,29 @@
 // Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
-// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Infinities and
-// NaN are not loaded (numeric contract); results are rounded to nearest even, as by the built-in functions. With SOFT_HALF what is beyond the range
-// of a half is stored as the last one, by all forms alike: vectors and the single elements behind them are of one row. Pairs and fours are of
-// two kinds: `pair` and `four` begin at a multiple of their size, which the others need not.
+// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Results are
+// rounded to nearest even, as by the built-in functions. With SOFT_HALF a number beyond the range of a half is stored as the
+// last one, by all forms alike: vectors and the single elements behind them are of one row. Infinities and NaN are kept, but
+// with FINITE_HALF, in kernels where that would cost time, they are loaded as large numbers. Pairs and fours are of two kinds:
+// `pair` and `four` begin at a multiple of their size, which the others need not.
 #ifdef SOFT_HALF
+#ifdef FINITE_HALF
+#define HALF_SPECIAL(h, uints) 0u
+#else
+#define HALF_SPECIAL(h, uints) select((uints)(0u), (uints)(0x7F800000u), ((h) & 0x7C00u) == 0x7C00u)
+#endif
 #define HALF_SOFT_FORMS(n) \
   inline float##n half_load##n(size_t i, const __global half *x) { \
     uint##n h = convert_uint##n(vload##n(i, (const __global ushort *)x)); \
-    return as_float##n(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f; \
+    float##n v = as_float##n(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f; \
+    return as_float##n(as_uint##n(v) | HALF_SPECIAL(h, uint##n)); \
   } \
   inline void half_store##n(float##n v, size_t i, __global half *y) { \
     uint##n f = as_uint##n(v), sign = (f >> 16u) & 0x8000u; \
     f &= 0x7FFFFFFFu; \
     uint##n normal = (f - 0x38000000u + 0xFFFu + ((f >> 13u) & 1u)) >> 13u; \
     uint##n tiny = as_uint##n(as_float##n(f) + 0.5f) - 0x3F000000u; \
-    uint##n bits = select(normal, tiny, (f < 0x38800000u)); \
-    vstore##n(convert_ushort##n(min(bits, 0x7BFFu) | sign), i, (__global ushort *)y); \
+    uint##n bits = min(select(normal, tiny, (f < 0x38800000u)), (uint##n)(0x7BFFu)); \
+    bits = select(bits, (f >> 13u & 0x3FFu) | 0x7C00u, (f >= 0x7F800000u)); \
+    vstore##n(convert_ushort##n(bits | sign), i, (__global ushort *)y); \
   }
 HALF_SOFT_FORMS(2)
 HALF_SOFT_FORMS(4)
@@ -25,10 +33,17 @@ HALF_SOFT_FORMS(16)
 #define half_load_four half_load4
 #define half_store_pair half_store2
 #define half_store_four half_store4
-inline void half_store(float v, size_t i, __global half *y) { vstore_half(clamp(v, -65504.0f, 65504.0f), i, y); }
+inline void half_store(float v, size_t i, __global half *y) {
+  vstore_half(fabs(v) <= 3.4028235e38f ? clamp(v, -65504.0f, 65504.0f) : v, i, y);
+}
 inline float half_load(size_t i, const __global half *x) {
   uint h = ((const __global ushort *)x)[i];
-  return as_float(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f;
+  float v = as_float(((h & 0x7FFFu) << 13u) | ((h & 0x8000u) << 16u)) * 0x1p112f;
+#ifdef FINITE_HALF
+  return v;
+#else
+  return (h & 0x7C00u) == 0x7C00u ? as_float(as_uint(v) | 0x7F800000u) : v;
+#endif
 }
 #else
 #define half_load(i, x) vload_half(i, x)

@@ -55,7 +55,6 @@ fn by_float(sum: i32, factor: f32, zero: i32, low: i32, high: i32) -> i32 {
 }
 
 // Compares bits, since drivers may assume that there is no NaN.
-fn is_nan(v: f32) -> bool { return (bitcast<u32>(v) & 0x7FFFFFFFu) > 0x7F800000u; }
 
 // The byte to which a float is quantized, off by at most one.
 fn guess(v: f32, inverse: f32, zero: i32, low: i32, high: i32) -> i32 {

@@ -17,17 +17,20 @@ fn wg_sum(v: f32, lid: u32) -> f32 {
   return total;
 }
 
+// NaN propagates.
+fn larger_float(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
+
 fn wg_max(v: f32, lid: u32) -> f32 {
   scratch[lid] = v;
   workgroupBarrier();
   if (lid < WG / 8u) {
     var s = scratch[lid * 8u];
-    for (var i = 1u; i < 8u; i++) { s = max(s, scratch[lid * 8u + i]); }
+    for (var i = 1u; i < 8u; i++) { s = larger_float(s, scratch[lid * 8u + i]); }
     scratch[WG + lid] = s;
   }
   workgroupBarrier();
   var total = scratch[WG];
-  for (var i = 1u; i < WG / 8u; i++) { total = max(total, scratch[WG + i]); }
+  for (var i = 1u; i < WG / 8u; i++) { total = larger_float(total, scratch[WG + i]); }
   workgroupBarrier();
   return total;
 }

@@ -39,6 +39,7 @@ mod options;
 #[allow(missing_docs, reason = "internal")]
 mod profile;
 mod shared;
+pub mod special;
 #[cfg(test)]
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 mod suite;

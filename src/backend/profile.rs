@@ -81,6 +81,9 @@ pub struct DeviceProfile {
     pub subgroup_sizes: Vec<SubgroupSize>,
     /// Kernels may compute with 64-bit integers.
     pub long_integers: bool,
+    /// NaN and infinities stay what they are in memory, comparisons and arithmetic; `None` before
+    /// [`special::keeps`](super::special::keeps) has tried.
+    pub keeps_special: Option<bool>,
     /// Half-precision arithmetic is available.
     pub f16_math: bool,
     /// Half-precision arithmetic is faster than single precision.
@@ -263,6 +266,7 @@ impl DeviceProfile {
             subgroup: None,
             subgroup_sizes: Vec::new(),
             long_integers: true,
+            keeps_special: None,
             f16_math: false,
             fast_f16: false,
             few_registers: false,

@@ -4,8 +4,9 @@ use super::kernel::KernelSpec;
 use super::tunable::Tuned;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, Quarantined,
-    RecordingId, ReplayMode, Stats, View,
+    RecordingId, ReplayMode, Stats, View, special,
 };
+use crate::cache::Store;
 use crate::tensor::Bytes;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,13 @@ impl SharedBackend {
     #[must_use]
     pub fn tuned(&self, tuned: Vec<Tuned>) -> Self {
         self.with(|device| device.tuned = tuned)
+    }
+
+    /// A handle to the same device, after finding out whether it keeps NaN and infinities.
+    #[must_use]
+    pub fn tried(&self, store: Option<&Store>) -> Self {
+        let keeps = special::keeps(&mut self.clone(), store);
+        self.with(|device| device.keeps_special = keeps)
     }
 
     /// A handle to the same device whose plans align views to `align`, a multiple of what the

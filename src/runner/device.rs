@@ -130,12 +130,16 @@ impl Device {
         if float == DType::F16 && backend.caps().profile.is_native() {
             return Err(DeviceOnly::halves_on_native());
         }
-        let first_run = match &options.checks {
-            Checks::Off => None,
-            Checks::On(store) => Some(FirstRun::new(backend.caps(), store.clone())),
+        let backend = SharedBackend::new(backend);
+        let (backend, first_run) = match &options.checks {
+            Checks::Off => (backend, None),
+            Checks::On(store) => {
+                let first_run = FirstRun::new(backend.caps(), store.clone());
+                (backend.tried(store.as_deref()), Some(first_run))
+            }
         };
         let mut device = Self {
-            backend: SharedBackend::new(backend),
+            backend,
             first_run,
             float,
             pipeline,

@@ -90,7 +90,8 @@ pub fn compare(wanted: &HostTensor, found: &HostTensor, bound: f64) -> Result<f6
         found.to_f32().map_err(|e| e.to_string())?,
     );
     let odd: Vec<usize> = (0..w.len())
-        .filter(|i| !(w[*i].is_finite() && f[*i].is_finite()) && w[*i].to_bits() != f[*i].to_bits())
+        .filter(|i| !(w[*i].is_finite() && f[*i].is_finite()))
+        .filter(|i| w[*i] != f[*i] && !(w[*i].is_nan() && f[*i].is_nan()))
         .collect();
     if let Some(i) = odd.first() {
         return Err(format!(

@@ -44,7 +44,11 @@ impl Trial {
     }
 
     fn size(&self) -> usize {
-        self.case.inputs.iter().map(Input::elements).sum()
+        // Without elements, a case shows little.
+        match self.case.inputs.iter().map(Input::elements).sum() {
+            0 => usize::MAX - 1,
+            size => size,
+        }
     }
 
     fn specs(&self, caps: &Caps) -> Vec<KernelSpec> {
@@ -59,7 +63,8 @@ impl Trial {
 /// `caps` uses.
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
-    let cases = cases.filter(|case| case.host_only.is_none());
+    let finite = caps.profile.keeps_special == Some(false);
+    let cases = cases.filter(|case| case.host_only.is_none() && !(finite && case.has_special()));
     let storage_types = caps.profile.storage_types();
     let storage_types = &storage_types[..if quick { 1 } else { storage_types.len() }];
     let all = cases.flat_map(|case| {

@@ -15,7 +15,7 @@ use transformer_lite::unstable::backend::cpu::kernels as native;
 use transformer_lite::unstable::backend::device_presets::{Family, Phone};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::kernel::{Kernel, KernelSpec, Language};
-use transformer_lite::unstable::backend::{Caps, DeviceKind, PackedDot, TensorCores};
+use transformer_lite::unstable::backend::{Caps, DeviceKind, PackedDot, TensorCores, special};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
 use transformer_lite::unstable::graph::op::ALL;
@@ -128,6 +128,7 @@ fn specs() -> &'static [KernelSpec] {
             add(probe::specs(caps));
         }
         add(random::specs());
+        add(vec![special::spec()]);
         let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
         // Caches that grow along axis 0, heads of whole vectors of which neighbours turn in a half.
         let glm = tempfile::tempdir().unwrap();
@@ -174,7 +175,7 @@ fn specs() -> &'static [KernelSpec] {
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let operators = ALL.iter().flat_map(|d| d.kernels);
-    let others = probe::KERNELS.iter().chain(random::KERNELS);
+    let others = probe::KERNELS.iter().chain(special::KERNELS).chain(random::KERNELS);
     let all = operators.chain(others).map(|k| (k.name, *k));
     // Native kernels have no source.
     all.filter(|(_, k)| !k.is_native()).collect()
@@ -215,7 +216,8 @@ fn source(kernel: &Kernel, language: Language) -> &'static str {
 /// It measures devices, and is compiled only where it is run: some ask for what other kernels do
 /// without.
 fn is_probe(kernel: &Kernel) -> bool {
-    probe::KERNELS.iter().any(|k| k.name == kernel.name)
+    let mut probes = probe::KERNELS.iter().chain(special::KERNELS);
+    probes.any(|k| k.name == kernel.name)
 }
 
 #[test]

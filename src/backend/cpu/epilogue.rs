@@ -8,6 +8,7 @@ use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, MAX
 use crate::backend::kernel::functions::{Binary, Unary};
 use crate::backend::kernel::program::{Program, Step};
 use crate::tensor::DType;
+use half::f16;
 use std::mem::MaybeUninit;
 
 mod wide;
@@ -214,6 +215,7 @@ impl Job for Chunk<'_> {
                             *y = if c[i] == 0 { b[i] } else { a[i] };
                         }
                     }
+                    Step::ToHalf(x) => each(floats(at[x], n), floats_mut(y, n), |x| f16::from_f32(x).to_f32()),
                     Step::ToFloat(x) | Step::UnsignedToFloat(x) => {
                         each(ints(at[x], n), floats_mut(y, n), |x| x as f32);
                     }

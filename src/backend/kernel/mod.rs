@@ -44,6 +44,7 @@
 
 pub mod epilogue;
 pub mod functions;
+mod helpers;
 pub mod image;
 mod opencl_c;
 mod preprocess;

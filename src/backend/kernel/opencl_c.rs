@@ -20,11 +20,40 @@ pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a,
 /// Loads and stores of halves in OpenCL C, used by the accessors.
 const HALF: &str = include_str!("../../../cl/common/half.cl");
 
+/// Matmuls, convolutions, and kernels of decoders. Where a CPU converts halves in software, they load
+/// infinite halves as large numbers, since to test each element costs time.
+const FINITE_HALF: &[&str] = &[
+    "attention",
+    "attention_merge",
+    "attention_row",
+    "conv",
+    "conv_tiled",
+    "gather_e0m",
+    "kv_append",
+    "kv_append_q8",
+    "matmul",
+    "matmul_e0m",
+    "matmul_e0m_int8",
+    "matmul_tiled",
+    "matvec_e0m",
+    "matvec_e0m_int8",
+    "norm",
+    "norm_row",
+    "quantize_rows",
+    "rotary",
+    "rotary_append",
+];
+
 /// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
 /// one queued.
 pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
+
+/// The larger and the smaller of two elements; NaN propagates.
+const LARGER: &str = "\
+inline ELEM larger(ELEM a, ELEM b) { return a != a || a > b ? a : b; }
+inline ELEM smaller(ELEM a, ELEM b) { return a != a || a < b ? a : b; }";
 
 pub(super) struct OpenClC;
 
@@ -56,6 +85,9 @@ impl Printer for OpenClC {
         s += &spec.defines_cl(flags);
         s += &spec.params_cl();
         if spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+            if FINITE_HALF.contains(&spec.kernel.name) {
+                s.push_str("#define FINITE_HALF\n");
+            }
             s.push_str(HALF);
         }
         let mut by_image = Vec::new();
@@ -121,15 +153,16 @@ impl KernelSpec {
             let _ = writeln!(s, "#define {n}");
         }
         let elem = self.elem();
-        let least = match elem {
-            Elem::Float => "(-3.4028235e38f)",
-            Elem::Int => "(-2147483647 - 1)",
-            Elem::Long => "(-9223372036854775807L - 1)",
+        let [least, greatest] = match elem {
+            Elem::Float => ["(-INFINITY)", "INFINITY"],
+            Elem::Int => ["(-2147483647 - 1)", "2147483647"],
+            Elem::Long => ["(-9223372036854775807L - 1)", "9223372036854775807L"],
         };
         let elem = elem.cl();
         let _ = writeln!(
             s,
-            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {least}"
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {least}\n\
+             #define GREATEST {greatest}\n{LARGER}"
         );
         s
     }

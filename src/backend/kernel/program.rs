@@ -32,6 +32,8 @@ pub enum Step {
     UnsignedBinary(Binary, Register, Register),
     /// Where the condition is not 0, the first value; elsewhere the second.
     Select(Register, Register, Register),
+    /// A float rounded to a half.
+    ToHalf(Register),
     /// An integer as a float.
     ToFloat(Register),
     /// An unsigned integer as a float. Only in wide programs.

@@ -1,6 +1,7 @@
 //! The generated parts of WGSL sources.
 
 use super::epilogue::Epilogue;
+use super::helpers::HELPERS;
 use super::preprocess::lines;
 use super::printer::Printer;
 use super::spec::Elem;
@@ -14,6 +15,30 @@ pub const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
 const FOLDED_ENTRY: &str =
     "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {
   let id = vec3<u32>(folded.x + folded.y * folds.x * WG, 0u, 0u);";
+
+/// Functions for numbers that are not finite. Tests compare bits.
+const NOT_FINITE: &str = "\
+fn infinity() -> f32 { return bitcast<f32>(0x7f800000u | hidden_zero()); }
+fn nan() -> f32 { return bitcast<f32>(0x7fc00000u | hidden_zero()); }
+fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }";
+
+/// The ends of the elements' range, and the larger and the smaller of two; NaN propagates.
+const FLOAT_ENDS: &str = "\
+fn least() -> f32 { return bitcast<f32>(0xff800000u | hidden_zero()); }
+fn greatest() -> f32 { return infinity(); }
+fn larger(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }
+fn smaller(a: f32, b: f32) -> f32 { return select(select(min(a, b), b, is_nan(b)), a, is_nan(a)); }";
+const INTEGER_ENDS: &str = "\
+fn least() -> i32 { return -2147483647 - 1; }
+fn greatest() -> i32 { return 2147483647; }
+fn larger(a: i32, b: i32) -> i32 { return max(a, b); }
+fn smaller(a: i32, b: i32) -> i32 { return min(a, b); }";
+const LONG_ENDS: &str = "\
+fn least() -> i64 { return i64(-9223372036854775807 - 1); }
+fn greatest() -> i64 { return 9223372036854775807li; }
+fn larger(a: i64, b: i64) -> i64 { return max(a, b); }
+fn smaller(a: i64, b: i64) -> i64 { return min(a, b); }";
 
 pub(super) struct Wgsl;
 
@@ -36,10 +61,16 @@ impl Printer for Wgsl {
         epilogue.accessors_wgsl(y.name, types, spec.elem().wgsl(), y.ty == Ty::Single)
     }
 
-    /// Puts extensions first, as WGSL demands.
+    /// Puts extensions first, as WGSL demands, and adds the helpers that the texts call.
     fn join(&self, spec: &KernelSpec, generated: String, body: &str) -> String {
         let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
-        let text = lines(&enabled) + &generated + &lines(&rest);
+        let own = generated + &lines(&rest);
+        let called = HELPERS.iter().filter(|(name, ..)| own.contains(&format!("{name}(")));
+        let wide = spec.epilogue.as_ref().is_some_and(|e| e.wide);
+        let [integer, unsigned] = if wide { ["i64", "u64"] } else { ["i32", "u32"] };
+        let named = |text: &str| text.replace("INTEGER", integer).replace("UNSIGNED", unsigned);
+        let helpers: String = called.map(|(.., wgsl)| named(wgsl)).collect();
+        let text = lines(&enabled) + &helpers + &own;
         if spec.defines.contains_key(FOLDED) {
             text.replace(LINEAR, FOLDED_ENTRY)
         } else {
@@ -62,15 +93,13 @@ impl KernelSpec {
             };
         }
         let elem = self.elem();
-        let least = match elem {
-            Elem::Float => "-3.4028235e38",
-            Elem::Int => "-2147483647 - 1",
-            Elem::Long => "-9223372036854775807 - 1",
+        let ends = match elem {
+            Elem::Float => FLOAT_ENDS,
+            Elem::Int => INTEGER_ENDS,
+            Elem::Long => LONG_ENDS,
         };
-        // naga computes no constants of 64 bits.
-        let kind = if elem == Elem::Long { "var<private>" } else { "const" };
         let elem = elem.wgsl();
-        let _ = writeln!(s, "alias ELEM = {elem};\n{kind} LEAST: {elem} = {least};");
+        let _ = writeln!(s, "alias ELEM = {elem};\n{ends}");
         s
     }
 
@@ -84,7 +113,13 @@ impl KernelSpec {
             format!(" {name}: {ty},")
         });
         let fields: String = fields.collect();
-        format!("struct Params {{{fields} }}\n@group(0) @binding(0) var<uniform> p: Params;\n")
+        let mut s = format!("struct Params {{{fields} }}\n@group(0) @binding(0) var<uniform> p: Params;\n");
+        // Zero, which compilers cannot know. They may assume that floats are finite, so NaN and
+        // infinities must not be constants.
+        let count = self.fields().find(|(_, ty)| *ty == FieldTy::U32);
+        let zero = count.map_or_else(|| "0u".to_owned(), |(name, _)| format!("p.{name} >> 31u"));
+        let _ = writeln!(s, "fn hidden_zero() -> u32 {{ return {zero}; }}\n{NOT_FINITE}");
+        s
     }
 
     fn binding_wgsl(&self, binding: usize, arg: &Arg, dtype: DType) -> String {

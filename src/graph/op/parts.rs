@@ -50,12 +50,6 @@ impl<'a, 'b> Parts<'a, 'b> {
             .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "none"))
     }
 
-    /// The operator that computes a value, if it is a `T`, with its operands.
-    pub fn producer<T: 'static>(&self, v: ValueId) -> Option<(&T, &[Option<ValueId>])> {
-        let (_, node) = self.edit.producer(v)?;
-        Some((node.op.downcast::<T>()?, &node.inputs))
-    }
-
     /// The fact of a value.
     pub fn fact(&self, v: ValueId) -> OpResult<Fact> {
         let fact = self.edit.value(v).fact.clone();

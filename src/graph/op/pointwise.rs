@@ -10,12 +10,11 @@
 //! [`CastMini`](super::cast_like::CastMini). `f64` elements are computed in `f64`, narrower floats
 //! in `f32`.
 
-use super::parts::Parts;
 use super::sizes::Sizes;
 use super::types::Types;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::graph::bounds::{Bounds, BoundsCx};
-use crate::graph::{ValueId, rules};
+use crate::graph::rules;
 use crate::lower::LowerCx;
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -26,7 +25,6 @@ mod bounds;
 mod cases;
 mod dims;
 mod eval;
-mod finite;
 mod integer_cases;
 pub(super) mod import;
 mod legacy;
@@ -151,6 +149,17 @@ impl Expr {
                 common((a, ta), (b, tb))?
             }
         })
+    }
+
+    /// True if the expression tests for NaN or infinity.
+    fn tests_numbers(&self) -> bool {
+        match self {
+            Self::Input(_) | Self::Const(..) => false,
+            Self::Test(..) => true,
+            Self::Unary(_, x) | Self::Not(x) | Self::Cast(_, x) => x.tests_numbers(),
+            Self::Binary(_, a, b) => a.tests_numbers() || b.tests_numbers(),
+            Self::Select(c, a, b) => c.tests_numbers() || a.tests_numbers() || b.tests_numbers(),
+        }
     }
 
     /// True if the type occurs in the expression.
@@ -347,10 +356,6 @@ impl Op for Pointwise {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         lower::emit(&self.expr, cx)
-    }
-
-    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        finite::parts(self, cx)
     }
 
     fn keeps_precision(&self) -> bool {

@@ -5,7 +5,7 @@
 //! `LpPool` from 2 (18: `ceil_mode`, dilations). In all versions, a window in ceil mode starts
 //! before the padding at the end, and elements beyond that padding are not counted.
 
-use super::case::{Case, input};
+use super::case::{Case, EDGES, input};
 use super::conv::{parts, sizes};
 use super::sizes::Sizes;
 use super::types::Types;
@@ -325,7 +325,13 @@ fn cases() -> Vec<Case> {
         ceil,
         ..window(&[3, 2], &[2, 2], &[])
     };
-    let mut all = Vec::new();
+    let mut all = vec![Case::new(
+        Pool {
+            kind: max,
+            window: window(&[2, 2], &[1, 1], &[1; 4]),
+        },
+        vec![input(&[1, 2, 5, 7]).floats(EDGES)],
+    )];
     for kind in [max, average(false), average(true), Kind::Lp { p: 2 }] {
         all.extend([
             case(kind, &[1, 3, 9, 8], window(&[3, 3], &[2, 2], &[1; 4])),

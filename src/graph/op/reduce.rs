@@ -4,7 +4,7 @@
 //! ONNX opset 1 on; axes are an attribute until opset 12 (`ReduceSum`) or 17 (others), then an
 //! operand. Kernels reduce up to three ranges of axes, and integers only in short rows.
 
-use super::case::{Case, input};
+use super::case::{Case, EDGES, input};
 use super::sizes::Sizes;
 use super::types::Types;
 use super::{
@@ -426,7 +426,7 @@ fn cases() -> Vec<Case> {
     let plain = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, false), vec![input(x)]);
     let ints = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).ints(-9, 9)]);
     let empty = |kind| Case::new(op(kind, &[1], true), vec![input(&[2, 0, 4]).bools()]);
-    vec![
+    let mut all = vec![
         positive(Kind::Prod, &[1], &[3, 5, 2]),
         plain(Kind::L1, &[0, 2], &[3, 5, 2]),
         plain(Kind::L2, &[-1], &[3, 7]),
@@ -452,8 +452,58 @@ fn cases() -> Vec<Case> {
         ints(Kind::Mean, &[-1], &[3, 7]).host_only("a mean of integers"),
         empty(Kind::Max),
         empty(Kind::Min),
-    ]
+    ];
+    // Rows with and without special numbers, by work-groups and by work-items, and no elements.
+    let kinds = [
+        Kind::Mean,
+        Kind::Sum,
+        Kind::Max,
+        Kind::Min,
+        Kind::Prod,
+        Kind::L1,
+        Kind::L2,
+        Kind::LogSum,
+        Kind::LogSumExp,
+        Kind::SumSquare,
+    ];
+    let floats = |kind, axes: &[i64], x: &[usize]| {
+        let x = input(x).floats(ROWS);
+        Case::new(op(kind, axes, false), vec![x])
+    };
+    all.extend(kinds.iter().flat_map(|kind| {
+        [
+            floats(*kind, &[-1], &[6, 3]),
+            floats(*kind, &[0], &[2, 9]),
+            floats(*kind, &[0], &[0, 4]),
+        ]
+    }));
+    let edges = input(&[3, 110]).floats(EDGES);
+    all.push(Case::new(op(Kind::Max, &[1], false), vec![edges.clone()]));
+    all.push(Case::new(op(Kind::Min, &[0], false), vec![edges]));
+    all
 }
+
+/// Rows of three elements.
+const ROWS: &[f32] = &[
+    1.0,
+    f32::INFINITY,
+    2.0,
+    f32::NEG_INFINITY,
+    f32::NEG_INFINITY,
+    f32::NEG_INFINITY,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    0.0,
+    1.0,
+    f32::NAN,
+    2.0,
+    0.5,
+    -0.0,
+    3.0,
+    200.0,
+    150.0,
+    0.0,
+];
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`,
 //! the last by default).
 
-use super::case::{Case, input};
+use super::case::{Case, MASKED, input};
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
@@ -151,7 +151,14 @@ pub static DEF: OpDef = OpDef {
 fn cases() -> Vec<Case> {
     let case =
         |x: &[usize], axis| Case::new(Softmax { axis, flatten: false }, vec![input(x).range(-8.0, 8.0)]);
+    let masked = |x: &[usize], axis| {
+        let x = input(x).floats(MASKED);
+        Case::new(Softmax { axis, flatten: false }, vec![x])
+    };
     vec![
+        masked(&[6, 3], -1),
+        masked(&[3, 3], -1),
+        masked(&[3, 6], 0),
         case(&[3, 130], -1),
         case(&[2, 5, 7], -1),
         case(&[1, 1025], -1),

@@ -31,7 +31,7 @@ const MANY_FLAGS: &[(&str, usize, &str)] = &[
 ];
 
 /// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`,
-/// `SOFT_HALF`, and grids) and numbers do not count.
+/// `SOFT_HALF`, `FINITE_HALF`, and grids) and numbers do not count.
 #[test]
 fn generic_kernels_have_few_flags() {
     let mut flags: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -46,7 +46,7 @@ fn generic_kernels_have_few_flags() {
                 });
                 let counts = |name: &&str| {
                     !["HAS_", "IMAGE_"].iter().any(|p| name.starts_with(p))
-                        && !["FOLDED", "IN_PLACE", "ROUNDS", "SOFT_HALF"].contains(name)
+                        && !["FINITE_HALF", "FOLDED", "IN_PLACE", "ROUNDS", "SOFT_HALF"].contains(name)
                         && !NUMBERS.contains(name)
                 };
                 let all = flags.entry(format!("{sub}{stem}")).or_default();

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images, ROW_PIXELS};
 use transformer_lite::unstable::backend::validation::DeviceQuarantine;
 use transformer_lite::unstable::backend::{
-    self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined,
+    self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, special,
 };
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -78,6 +78,8 @@ pub(super) struct Row {
     units: Option<u32>,
     /// Subgroup size; the smallest if it varies.
     subgroup: Option<u32>,
+    /// NaN and infinities stay what they are in kernels.
+    keeps_special: Option<bool>,
     /// Half-precision arithmetic is available.
     f16_math: bool,
     /// Tensor cores or cooperative matrices are available to kernels.
@@ -120,6 +122,7 @@ impl From<Caps> for Row {
             fast_local: caps.profile.fast_local,
             units: (caps.profile.compute_units > 0).then_some(caps.profile.compute_units),
             subgroup: caps.profile.subgroup,
+            keeps_special: caps.profile.keeps_special,
             f16_math: caps.profile.f16_math,
             matrix_units: caps.profile.tensor_cores.is_some(),
             profiling: caps.profiling,
@@ -151,6 +154,7 @@ fn host() -> Row {
         fast_local: false,
         units: None,
         subgroup: None,
+        keeps_special: Some(true),
         f16_math: false,
         matrix_units: false,
         profiling: false,
@@ -231,20 +235,19 @@ fn report(
     }
 }
 
-/// A device as its driver lists it, except images, which some drivers list but cannot make. `name`
-/// is unique.
-fn listed(kind: BackendKind, name: &str, caps: Caps) -> Row {
+/// A device as its driver lists it, except what is tried on the device: images, which some drivers
+/// list but cannot make, and NaN and infinities. `name` is unique.
+fn listed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> Row {
     let mut row = Row::from(caps);
-    if ImageKind::ALL.iter().any(|image| row.images.offers(*image)) {
-        match backend::open(kind, &OpenOptions::of(Some(name))) {
-            Ok(opened) => row.images = opened.caps().profile.images,
-            Err(e) => {
-                row.images = Images::default();
-                note(
-                    &mut std::io::stderr(),
-                    &format!("{} cannot be opened: {e}", row.device),
-                );
-            }
+    match backend::open(kind, &OpenOptions::of(Some(name))) {
+        Ok(mut opened) => {
+            row.images = opened.caps().profile.images;
+            row.keeps_special = special::keeps(opened.as_mut(), store);
+        }
+        Err(e) => {
+            row.images = Images::default();
+            let why = format!("{} cannot be opened: {e}", row.device);
+            note(&mut std::io::stderr(), &why);
         }
     }
     row
@@ -256,6 +259,7 @@ fn probed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> R
     match measured(kind, name, &caps, store) {
         Ok((opened, extensions, probe)) => {
             row.images = opened.profile.images;
+            row.keeps_special = opened.profile.keeps_special;
             row.extensions = Some(extensions);
             row.probe = Some(probe);
         }
@@ -274,11 +278,14 @@ fn measured(
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
     note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
+    let keeps_special = special::keeps(backend.as_mut(), store);
     let probe = probe::measure(backend.as_mut());
     let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
     let kept = store::save(store, backend.caps(), &probe);
     note(&mut std::io::stderr(), &kept);
-    Ok((backend.caps().clone(), backend.extensions(), probe))
+    let caps = backend.caps().clone();
+    let caps = caps.with(|device| device.keeps_special = keeps_special);
+    Ok((caps, backend.extensions(), probe))
 }
 
 /// A name and a text for each measurement.
@@ -378,6 +385,10 @@ impl Report {
                     let _ok = writeln!(out, "  {name}: {value}");
                 }
             }
+            if let Some(keeps) = row.keeps_special {
+                let kept = if keeps { "kept" } else { "not kept by the driver" };
+                let _ok = writeln!(out, "  NaN and infinities: {kept}");
+            }
             if row.backend != "host" {
                 let _ok = writeln!(
                     out,
@@ -420,7 +431,7 @@ pub fn run(args: &Args) -> Result<()> {
     let row: &dyn Fn(BackendKind, &str, Caps) -> Row = if args.probe {
         &|kind, name, caps| probed(kind, name, caps, store.as_ref())
     } else {
-        &listed
+        &|kind, name, caps| listed(kind, name, caps, store.as_ref())
     };
     let mut report = report(backend::list, args.device.as_deref(), row)?;
     match store.as_ref().map_or_else(|| Ok(Vec::new()), Store::quarantined) {

@@ -136,7 +136,7 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
     let store = args.on.cache.store();
     let line = bar(0);
     line.set_message(caps.device.clone());
-    let device = SharedBackend::new(backend);
+    let device = SharedBackend::new(backend).tried(store.as_deref());
     let mut reported = Instant::now();
     let outcome = selftest::run(device, store.as_deref(), args.quick, &mut |done, all| {
         line.set_length(num::wide(all));

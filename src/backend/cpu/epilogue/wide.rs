@@ -197,6 +197,7 @@ unsafe fn compute(
             (c, Float(a), Float(b)) => Float(chosen(c, a, b)),
             (c, a, b) => Int(chosen(c, a.ints(), b.ints())),
         },
+        Step::ToHalf(x) => Float(floats(x).map(|x| half::f16::from_f32(x).to_f32())),
         Step::ToFloat(x) => Float(ints(x).map(|x| x as f32)),
         Step::UnsignedToFloat(x) => Float(unsigned(x).map(|x| x as f32)),
         Step::ToInt(x) | Step::ToNearestInt(x) => Int(floats(x).map(|x| x as i64)),

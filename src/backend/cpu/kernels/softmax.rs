@@ -96,12 +96,12 @@ pub fn positive(sum: f32) -> f32 {
 unsafe fn row_to<S: Simd>(x: *const f32, y: *mut f32, n: usize, log: bool) {
     // SAFETY: by the contract of the caller.
     unsafe {
-        let mut top = S::splat(f32::MIN);
+        let mut top = S::splat(f32::NEG_INFINITY);
         for i in (0..n).step_by(S::LANES) {
             let v = if i + S::LANES <= n {
                 S::load(x.add(i))
             } else {
-                load_part::<S>(x.add(i), n - i, f32::MIN)
+                load_part::<S>(x.add(i), n - i, f32::NEG_INFINITY)
             };
             top = S::max(v, top);
         }

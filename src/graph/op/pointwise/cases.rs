@@ -3,12 +3,13 @@
 use super::import::{binary, cast, input as arg, select, unary};
 use super::{Binary, Expr, Pointwise, Test, Unary, import};
 use crate::backend::kernel::functions::{BINARY, UNARY};
-use crate::graph::op::case::{Case, Input, given, input};
+use crate::graph::op::case::{Case, EDGES, Input, given, input};
 use crate::tensor::{DType, HostTensor};
 
 /// Broadcasts of every kind, odd counts, every function.
 pub fn cases() -> Vec<Case> {
     let mut all: Vec<Case> = UNARY.iter().map(|f| of_unary(*f)).collect();
+    all.extend(edges());
     all.extend(BINARY.iter().flat_map(|f| of_binary(*f)));
     all.extend(broadcasts());
     all.extend(activations());
@@ -35,6 +36,58 @@ fn of_unary(f: Unary) -> Case {
         unary(f, arg(0)),
         vec![input(&[3, 43]).range(low, high)],
     )
+}
+
+/// NaN, infinities and zeros, and numbers whose results are infinite.
+fn edges() -> Vec<Case> {
+    let all = || input(&[11, 1]).floats(EDGES);
+    // Not all devices compute these functions well far from 0.
+    let near = || input(&[7]).floats(EDGES.split_at_checked(7).map_or(EDGES, |(near, _)| near));
+    let functions = UNARY.iter().map(|f| {
+        let x = match f {
+            Unary::Sin | Unary::Cos | Unary::Tan => near(),
+            _ => all(),
+        };
+        case(&format!("{f:?}"), unary(*f, arg(0)), vec![x])
+    });
+    let pairs = BINARY.iter().filter(|f| !f.is_logical() && !f.is_bitwise());
+    let pairs = pairs.map(|f| {
+        let b = if *f == Binary::Pow { near() } else { input(&[11]).floats(EDGES) };
+        Case::new(Pointwise::binary(&format!("{f:?}"), *f), vec![all(), b])
+    });
+    let number = |v: f32| Expr::Const(f64::from(v), DType::F32);
+    let by = |f, v| binary(f, arg(0), number(v));
+    let infinite = |negative, positive| Test::Infinite { negative, positive };
+    let test = |t| Expr::Test(t, Box::new(arg(0)));
+    let expressions = [
+        by(Binary::Mul, 0.0),
+        by(Binary::Pow, 0.5),
+        by(Binary::Max, f32::NEG_INFINITY),
+        by(Binary::Add, f32::NAN),
+        binary(Binary::Sub, arg(0), arg(0)),
+        binary(Binary::Equal, arg(0), arg(0)),
+        select(by(Binary::Less, 0.0), number(f32::NEG_INFINITY), arg(0)),
+        cast(DType::Bool, arg(0)),
+        test(Test::Nan),
+        test(infinite(true, true)),
+        test(infinite(true, false)),
+        test(infinite(false, true)),
+        test(infinite(false, false)),
+        import::prelu(number(0.01)),
+        import::elu(0.7),
+        import::hard_sigmoid(0.2, 0.5),
+        import::gelu(false),
+        import::gelu(true),
+        import::clip(Some(number(-1.5)), Some(number(2.0))),
+    ];
+    let expressions = expressions.map(|expr| case("Edges", expr, vec![all()]));
+    // Numbers of every size rounded to halves and used as floats, some too small or too large.
+    let rounded = [0.37, 1.003e-4, 1.7e-6, 1e4].map(|factor| {
+        let half = cast(DType::F16, by(Binary::Mul, factor));
+        let x = input(&[5, 33]).range(-9.0, 9.0);
+        case("Cast", cast(DType::F32, half), vec![x])
+    });
+    functions.chain(pairs).chain(expressions).chain(rounded).collect()
 }
 
 fn of_binary(f: Binary) -> Vec<Case> {
@@ -117,14 +170,6 @@ fn activations() -> Vec<Case> {
     }));
     let not = binary(Binary::Sub, Expr::Const(-1.0, DType::I64), arg(0));
     all.push(case("BitwiseNot", not, vec![input(&[33]).ints(-9, 9)]));
-    let infinite = Test::Infinite {
-        negative: true,
-        positive: false,
-    };
-    all.extend([Test::Nan, infinite].map(|test| {
-        let expr = Expr::Test(test, Box::new(arg(0)));
-        case("Test", expr, vec![wide()]).host_only("numbers that are not finite")
-    }));
     all
 }
 

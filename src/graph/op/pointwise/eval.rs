@@ -126,8 +126,10 @@ fn cast<F: Real>(to: DType, x: Buffer<F>, is_unsigned: bool) -> Buffer<F> {
         }
         // Floats are truncated towards zero.
         (Floats(v), t) => Ints(each(&v, |x| t.wrap(x.to_i64()))),
-        (Ints(v), t) if t.is_float() && is_unsigned => Floats(each(unsigned(&v), F::of_u64)),
-        (Ints(v), t) if t.is_float() => Floats(each(&v, F::of_i64)),
+        (Ints(v), t) if t.is_float() && is_unsigned => {
+            Floats(each(unsigned(&v), |x| rounded(t, F::of_u64(x))))
+        }
+        (Ints(v), t) if t.is_float() => Floats(each(&v, |x| rounded(t, F::of_i64(x)))),
         (Ints(v), t) => Ints(each(&v, |x| t.wrap(x))),
     }
 }

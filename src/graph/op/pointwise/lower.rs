@@ -33,6 +33,10 @@ pub enum ExprSource {
 /// Emits a kernel that computes `expr` over all operands of the node.
 pub fn emit(expr: &Expr, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let n = cx.input_count();
+    if expr.tests_numbers() && cx.device().keeps_special == Some(false) {
+        let what = "a test for NaN or infinity, which this device does not keep";
+        return Err(OpError::NoKernel(what.to_owned()));
+    }
     if n > MAX_INPUTS {
         return Err(OpError::NoKernel(format!(
             "{n} elementwise operands (limit {MAX_INPUTS})"
@@ -250,20 +254,18 @@ fn function(
 fn body(expr: &Expr, style: Style<'_>, storage_type: DType) -> OpResult<String> {
     let body = expr.print(style)?;
     Ok(if storage_type == DType::F16 {
-        format!("clamp({body}, MASK_MIN, -MASK_MIN)")
+        format!("half_range({body})")
     } else {
         body
     })
 }
 
-/// The helpers that a text calls, as pairs of OpenCL C and WGSL, with the names of integers.
+/// The helpers that a text calls in OpenCL C, by name, with the names of integers. The printer adds
+/// those of WGSL.
 fn helpers(text: &str, style: Style<'_>) -> impl Iterator<Item = (&'static str, String)> {
-    let [int, uint] = style.ints();
+    let [integer, unsigned] = style.ints();
     let all = functions::HELPERS.iter().filter(|h| text.contains(h.0));
-    all.map(move |(name, cl, wgsl)| {
-        let text = if style.language == Language::Wgsl { wgsl } else { cl };
-        (*name, text.replace("UINT", uint).replace("INT", int))
-    })
+    all.map(move |(name, cl, _)| (*name, cl.replace("INTEGER", integer).replace("UNSIGNED", unsigned)))
 }
 
 /// The `apply` functions in OpenCL C.
@@ -285,7 +287,8 @@ fn opencl_c(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> Op
             let named = helpers(&text, style).fold(part.to_owned(), |t, (name, _)| {
                 t.replace(name, &format!("{name}{suffix}"))
             });
-            named.replace("FLOAT", &float)
+            let unsigned = format!("uint{suffix}");
+            named.replace("FLOAT", &float).replace("UINT", &unsigned)
         };
         for (_, helper) in helpers(&text, style) {
             cl += &of_width(&helper);
@@ -308,7 +311,6 @@ fn opencl_c(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> Op
 fn wgsl(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResult<String> {
     let style = Style { types, language: Language::Wgsl, wide };
     let text = body(expr, style, storage_type)?;
-    let mut wgsl: String = helpers(&text, style).map(|(_, helper)| helper).collect();
     let [int, _] = style.ints();
     let name = |t: DType| if t.is_float() { "f32" } else { int };
     let arguments = types
@@ -320,11 +322,10 @@ fn wgsl(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResu
         t if t.is_float() => "f32",
         _ => "i32",
     };
-    wgsl += &format!(
+    Ok(format!(
         "fn apply({}) -> {stored} {{ return {stored}({text}); }}\n",
         arguments.collect::<Vec<_>>().join(", "),
-    );
-    Ok(wgsl)
+    ))
 }
 
 /// Operand `i` of the node with integers of 32 bits, for kernels that compare it with sizes. Wider

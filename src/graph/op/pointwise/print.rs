@@ -1,6 +1,6 @@
 //! Expressions as text of kernels.
 
-use super::{Binary, Expr, NAMES, Unary};
+use super::{Binary, Expr, NAMES, Test, Unary};
 use crate::backend::kernel::Language;
 use crate::graph::op::{OpError, OpResult};
 use crate::tensor::DType;
@@ -98,22 +98,27 @@ impl Expr {
         let wgsl = style.wgsl();
         Ok(match self {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
-            Self::Const(v, t) if t.is_float() => float(*v, wgsl)?,
+            Self::Const(v, t) if t.is_float() => float(*v, wgsl),
             Self::Const(v, _) => style.int(*v),
             Self::Unary(f, x) => unary(*f, typed(x)?, style)?,
             Self::Not(x) => format!("({} - {})", style.int(1.0), x.print(style)?),
-            Self::Test(..) => {
-                return Err(OpError::NoKernel(
-                    "NaN and infinity tests (kernels assume finite floats)".to_owned(),
-                ));
-            }
-            Self::Binary(f, a, b) => match binary(*f, [typed(a)?, typed(b)?], style)? {
-                Some(text) => text,
-                None => {
-                    let dtype = self.dtype(style.types)?;
-                    return Err(OpError::NoKernel(format!("{f:?} has no kernel for {dtype}")));
+            Self::Test(t, x) => test(*t, &x.print(style)?, style),
+            Self::Binary(f, a, b) => {
+                let mut operands = [typed(a)?, typed(b)?];
+                for (i, (text, dtype)) in operands.iter_mut().enumerate() {
+                    let zero = [a, b].get(i).is_some_and(|e| matches!(***e, Self::Const(0.0, _)));
+                    if dtype.is_float() && (i == 1 && a == b || zero && *f == Binary::Mul) {
+                        *text = format!("same_of({text})");
+                    }
                 }
-            },
+                match binary(*f, operands, style)? {
+                    Some(text) => text,
+                    None => {
+                        let dtype = self.dtype(style.types)?;
+                        return Err(OpError::NoKernel(format!("{f:?} has no kernel for {dtype}")));
+                    }
+                }
+            }
             Self::Select(c, a, b) => {
                 let (c, a, b) = (c.print(style)?, a.print(style)?, b.print(style)?);
                 if wgsl {
@@ -130,17 +135,38 @@ impl Expr {
     }
 }
 
-fn float(v: f64, wgsl: bool) -> OpResult<String> {
-    if v.is_nan() {
-        return Err(OpError::NoKernel("a NaN constant".to_owned()));
+fn float(v: f64, wgsl: bool) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "constants are `f32`")]
+    let narrow = v as f32;
+    let sign = if narrow < 0.0 { "-" } else { "" };
+    match (narrow.is_nan(), narrow.is_infinite(), wgsl) {
+        (true, _, true) => "nan()".to_owned(),
+        (true, _, false) => "((FLOAT)(NAN))".to_owned(),
+        (_, true, true) => format!("({sign}infinity())"),
+        (_, true, false) => format!("((FLOAT)({sign}INFINITY))"),
+        _ if wgsl => format!("f32({v:e})"),
+        // A literal without suffix is a double in OpenCL C, which many devices lack.
+        _ => format!("((FLOAT)({v:e}f))"),
     }
-    let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
-    // A literal without suffix is a double in OpenCL C, which many devices lack.
-    Ok(if wgsl {
-        format!("f32({v:e})")
+}
+
+fn test(test: Test, x: &str, style: Style<'_>) -> String {
+    let bits = if style.wgsl() {
+        format!("bitcast<u32>({x})")
     } else {
-        format!("((FLOAT)({v:e}f))")
-    })
+        format!("as_uint({x})")
+    };
+    let is = |condition: &str| style.truth(&format!("{bits}{condition}"));
+    let size = |condition: &str| style.truth(&format!("({bits} & 0x7fffffffu) {condition}"));
+    match test {
+        Test::Nan => size("> 0x7f800000u"),
+        Test::Infinite { negative, positive } => match (negative, positive) {
+            (true, true) => size("== 0x7f800000u"),
+            (true, false) => is(" == 0xff800000u"),
+            (false, true) => is(" == 0x7f800000u"),
+            (false, false) => format!("({} * {})", style.int(0.0), is(" == 0u")),
+        },
+    }
 }
 
 fn unary(f: Unary, (x, dtype): Typed, style: Style<'_>) -> OpResult<String> {
@@ -199,8 +225,8 @@ fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<St
         Binary::Greater => truth(">"),
         Binary::GreaterOrEqual => truth(">="),
         Binary::Equal => truth("=="),
-        Binary::Min if !style.wgsl() && is_float => format!("fmin({a}, {b})"),
-        Binary::Max if !style.wgsl() && is_float => format!("fmax({a}, {b})"),
+        Binary::Min if is_float => format!("min_of({a}, {b})"),
+        Binary::Max if is_float => format!("max_of({a}, {b})"),
         Binary::Min => back(format!("min({sa}, {sb})")),
         Binary::Max => back(format!("max({sa}, {sb})")),
         Binary::Pow if !is_float => return Err(OpError::NoKernel("Pow on integers".to_owned())),
@@ -212,21 +238,29 @@ fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<St
     }))
 }
 
+/// A conversion. Kernels compute in `f32` whatever the type of a float, so a conversion to `f16`
+/// rounds.
 fn cast(to: DType, (x, from): Typed, style: Style<'_>) -> String {
-    let zero = if from.is_float() { "0.0f".to_owned() } else { style.int(0.0) };
-    let unsigned = from == DType::U64 && style.wide;
-    match (to, style.wgsl()) {
-        (DType::Bool, _) => style.truth(&format!("{x} != {zero}")),
-        (t, true) if t.is_float() && unsigned => format!("f32({})", style.unsigned(&x, false)),
-        (t, false) if t.is_float() && unsigned => format!("((float)({}))", style.unsigned(&x, false)),
-        (t, true) if t.is_float() => format!("f32({x})"),
-        (t, false) if t.is_float() && from.is_float() => x,
-        (t, false) if t.is_float() => format!("((float)({x}))"),
+    let number = match from {
+        DType::U64 if style.wide => style.unsigned(&x, false),
+        _ => x.clone(),
+    };
+    let float = match (from.is_float(), style.wgsl()) {
+        (true, _) => x.clone(),
+        (false, true) => format!("f32({number})"),
+        (false, false) => format!("((float)({number}))"),
+    };
+    match to {
+        DType::Bool if from.is_float() && style.wgsl() => format!("{}(truth_of({x}))", style.ints()[0]),
+        DType::Bool if from.is_float() => format!("truth_of({x})"),
+        DType::Bool => style.truth(&format!("{x} != {}", style.int(0.0))),
+        DType::F16 if from != DType::F16 => format!("half_of({float})"),
+        t if t.is_float() => float,
         _ if !from.is_float() => x,
-        (DType::U64, _) if style.wide => format!("ulong_of({x})"),
+        DType::U64 if style.wide => format!("ulong_of({x})"),
         _ if style.wide => format!("long_of({x})"),
         // Only values that fit reach a reader that accepts them.
-        (DType::I64, _) => format!("int_near({x})"),
+        DType::I64 => format!("int_near({x})"),
         _ => format!("int_of({x})"),
     }
 }

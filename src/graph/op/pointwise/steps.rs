@@ -82,6 +82,8 @@ impl Expr {
                 let value = x.add(to, steps)?;
                 let from = dtype(x)?;
                 match (*t, from.is_float()) {
+                    (DType::F16, true) if from != DType::F16 => Step::ToHalf(value),
+                    (DType::F16, false) => Step::ToHalf(steps.add(to_float(value, from))),
                     (DType::Bool, true) => Step::FloatIsTrue(value),
                     (DType::Bool, false) => Step::IntIsTrue(value),
                     (t, false) if t.is_float() => to_float(value, from),

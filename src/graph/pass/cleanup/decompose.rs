@@ -80,13 +80,10 @@ fn decompose(edit: &mut Edit<'_>, mut work: Vec<NodeId>, whole: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use crate::graph::op::cast_like::CastLike;
-    use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Test};
-    use crate::graph::op::softmax::Softmax;
     use crate::graph::pass::{DECOMPOSE, Pipeline};
     use crate::graph::{Edit, Graph, Op, ValueId, text};
     use crate::shape::{Dim, Fact, Shape};
-    use crate::tensor::{DType, HostTensor};
-    use std::sync::Arc;
+    use crate::tensor::DType;
 
     fn node(edit: &mut Edit<'_>, name: &str, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
         let y = edit.add_value(name, None);
@@ -131,51 +128,5 @@ mod tests {
         assert!(!text.contains("CastLike"), "{text}");
         let text = after(&mut make(), 0);
         assert!(text.contains("y: i32[s, 4] = CastLike"), "{text}");
-    }
-
-    /// `Where(IsNaN(a), 0, b)`, where `a` and `b` are the same softmax or two.
-    fn guarded(same: bool) -> String {
-        let mut graph = Graph::default();
-        let mut edit = Edit::new(&mut graph);
-        let x = input(&mut edit, "x", DType::F32);
-        let softmax = || Softmax {
-            axis: -1,
-            flatten: false,
-        };
-        let a = node(&mut edit, "a", softmax(), &[x]);
-        let twice = node(&mut edit, "twice", Pointwise::binary("Add", Binary::Add), &[x, x]);
-        let b = if same {
-            a
-        } else {
-            node(&mut edit, "b", softmax(), &[twice])
-        };
-        let [first, second, third] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
-        let asks = Pointwise {
-            name: "IsNaN".to_owned(),
-            expr: Expr::Test(Test::Nan, first.clone()),
-        };
-        let chooses = Pointwise {
-            name: "Where".to_owned(),
-            expr: Expr::Select(first, second, third),
-        };
-        let asked = node(&mut edit, "asked", asks, &[a]);
-        let zero = edit.add_const("zero", Arc::new(HostTensor::from_f32(&[], &[0.0]).unwrap()));
-        let y = node(&mut edit, "y", chooses, &[asked, zero, b]);
-        edit.add_output(y);
-        after(&mut graph, usize::MAX)
-    }
-
-    #[test]
-    fn a_softmax_asked_for_numbers_asks_its_scores() {
-        let text = guarded(true);
-        assert!(
-            text.contains("y: f32[s, 4] = unhidden") && text.contains("ReduceMax") && !text.contains("Nan"),
-            "{text}"
-        );
-        let text = guarded(false);
-        assert!(
-            text.contains("y: f32[s, 4] = Where") && !text.contains("Nan"),
-            "{text}"
-        );
     }
 }
