@@ -345,27 +345,34 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
   return i64(u64(u32(high)) * 4294967296lu + u64(u32(x - high * 4294967296.0)));
 }\n",
     ),
+    // Division in WGSL is not exact. Each step subtracts the divisor times the largest power of two
+    // that fits, which is exact; the power is added to the exponent.
     (
         "float_mod",
         "inline FLOAT float_mod(FLOAT x, FLOAT y) { return fmod(x, y); }\n",
         "fn float_mod(x: f32, y: f32) -> f32 {
-  let r = select(x - y * trunc(x / y), x, abs(x) < abs(y));
-  return select(nan(), r, is_finite(x) && abs(y) > 0.0 && !is_nan(y));
+  let d = abs(y);
+  var r = abs(x);
+  for (var i = 0u; i < 300u && r >= d; i++) {
+    let bits = bitcast<u32>(d);
+    var part = bits + (((bitcast<u32>(r) >> 23u) - (bits >> 23u)) << 23u);
+    part = select(part, part - 0x800000u, bitcast<f32>(part) > r);
+    r -= bitcast<f32>(part);
+  }
+  r = bitcast<f32>(bitcast<u32>(r) | (bitcast<u32>(x) & 0x80000000u));
+  return select(nan(), r, is_finite(x) && d > 0.0 && !is_nan(y));
 }\n",
     ),
-    // WGSL's division may round a quotient to the next integer, above or below.
     (
-        "floored_mod",
-        "inline FLOAT floored_mod(FLOAT x, FLOAT y) {
+        "floored_float_mod",
+        "inline FLOAT floored_float_mod(FLOAT x, FLOAT y) {
   FLOAT r = fmod(x, y);
   return r == 0.0f ? copysign(r, y) : ((r < 0.0f) != (y < 0.0f) ? r + y : r);
 }\n",
-        "fn floored_mod(x: f32, y: f32) -> f32 {
-  var r = select(fma(-floor(x / y), y, x), x, abs(x) < abs(y));
-  r = select(r, r - y, abs(r) >= abs(y));
+        "fn floored_float_mod(x: f32, y: f32) -> f32 {
+  let r = float_mod(x, y);
   let zero = bitcast<f32>(bitcast<u32>(y) & 0x80000000u);
-  r = select(select(r, r + y, (r < 0.0) != (y < 0.0)), zero, r == 0.0);
-  return select(nan(), r, is_finite(x) && abs(y) > 0.0 && !is_nan(y));
+  return select(select(r, r + y, (r < 0.0) != (y < 0.0)), zero, r == 0.0);
 }\n",
     ),
 ];

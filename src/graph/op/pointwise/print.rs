@@ -215,7 +215,7 @@ fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<St
         Binary::Xor | Binary::BitwiseXor => infix("^"),
         Binary::FMod if is_float => format!("float_mod({a}, {b})"),
         Binary::FMod => of_ints("int_rem"),
-        Binary::Mod if is_float => format!("floored_mod({a}, {b})"),
+        Binary::Mod if is_float => format!("floored_float_mod({a}, {b})"),
         Binary::Mod if is_unsigned => of_ints("int_rem"),
         Binary::Mod => of_ints("int_mod"),
         // Kernels do not know the width of each type.
