@@ -2,7 +2,7 @@
 
 use super::folder::ModelFolder;
 use super::template::{ChatTemplate, Message, Values};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{Tokenizer, marked};
 use crate::cancel::Cancel;
 use crate::error::Result;
 use std::sync::OnceLock;
@@ -59,6 +59,7 @@ pub struct Codec {
     folder: ModelFolder,
     tokenizer: Tokenizer,
     eos: Vec<u32>,
+    plain_messages: bool,
     /// Read for the first conversation: a model without a usable template can still continue texts.
     template: OnceLock<Option<ChatTemplate>>,
 }
@@ -77,8 +78,17 @@ impl Codec {
             eos: folder.eos_ids(&tokenizer),
             folder,
             tokenizer,
+            plain_messages: false,
             template: OnceLock::new(),
         })
+    }
+
+    /// Sets whether special tokens that messages contain are text. By default they act as control
+    /// tokens, as in transformers, so a message can forge a turn of another role. A server that
+    /// passes on messages of others should set this. Roles and the values for the template are not
+    /// affected.
+    pub fn set_plain_messages(&mut self, plain: bool) {
+        self.plain_messages = plain;
     }
 
     /// The tokenizer.
@@ -109,6 +119,23 @@ impl Codec {
             .ok_or_else(|| ChatTemplate::missing(&self.folder))
     }
 
+    /// The text of a conversation up to the start of an answer, for [`Tokenizer::encode_marked`].
+    pub(super) fn chat_text(&self, messages: &[Message], values: &Values, cancel: &Cancel) -> Result<String> {
+        let template = self.chat()?;
+        if !self.plain_messages {
+            return template.render(messages, values, true, cancel);
+        }
+        let messages = messages
+            .iter()
+            .map(serde_json::to_value)
+            .collect::<serde_json::Result<Vec<_>>>();
+        let mut messages = messages.map_err(marked::not_json)?;
+        for message in &mut messages {
+            marked::mark(&self.tokenizer, message);
+        }
+        template.render(&messages, values, true, cancel)
+    }
+
     /// The tokens of `prompt`. `values` are extra variables for the chat template. An error for a
     /// conversation if there is no chat template, or if the template rejects it. `cancel` ends the
     /// rendering of a conversation; see [`ChatTemplate::render`].
@@ -122,8 +149,8 @@ impl Codec {
             Prompt::Text(text) => self.tokenizer.encode(text, true),
             Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
             Prompt::Chat(messages) => {
-                let text = self.chat()?.render(messages, values, true, cancel)?;
-                self.tokenizer.encode(&text, false)
+                let text = self.chat_text(messages, values, cancel)?;
+                self.tokenizer.encode_marked(&text)
             }
         }
     }

@@ -160,18 +160,18 @@ impl Conversation {
     fn encode(&self, messages: &[Message], options: &GenerateOptions) -> Result<Encoded> {
         let codec = self.session.codec();
         let (values, tokenizer) = (&options.template_values, codec.tokenizer());
-        let text = codec.chat()?.render(messages, values, true, &options.cancel)?;
+        let text = codec.chat_text(messages, values, &options.cancel)?;
         if let Some(encoded) = &self.encoded
             && let Some(rest) = text.strip_prefix(encoded.text.as_str())
         {
-            let rest = tokenizer.encode(rest, false)?;
+            let rest = tokenizer.encode_marked(rest)?;
             // Any other token could have merged with the text before it.
             if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
                 let tokens = [encoded.tokens.as_slice(), &rest].concat();
                 return Ok(Encoded { text, tokens });
             }
         }
-        let tokens = tokenizer.encode(&text, false)?;
+        let tokens = tokenizer.encode_marked(&text)?;
         Ok(Encoded { text, tokens })
     }
 

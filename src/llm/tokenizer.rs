@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+pub(super) mod marked;
+
 /// Bytes of the stack on which texts are encoded.
 const STACK: usize = 8 << 20;
 
@@ -77,12 +79,18 @@ impl Tokenizer {
     /// The tokens of `text`. Special tokens written in `text` are always recognized. `add_special`
     /// also adds the tokens that surround every text, such as the start token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encode = || self.inner.encode_fast(text, add_special);
+        self.encoded(|| {
+            let encoding = self.inner.encode_fast(text, add_special)?;
+            Ok(encoding.get_ids().to_vec())
+        })
+    }
+
+    /// Runs `encode` on a thread of its own.
+    fn encoded(&self, encode: impl FnOnce() -> Result<Vec<u32>, Cause> + Send) -> Result<Vec<u32>> {
         // A thread keeps the words of each tokenizer that it used until it ends.
         parallel::on_thread("tokenizer", STACK, encode)
             .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the tokenizer", e))?
             .unwrap_or_else(|panic| Err(inconsistent(panic.as_ref())))
-            .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))
     }
 
@@ -386,6 +394,26 @@ mod tests {
         );
         assert_eq!(streamed(&tokenizer, &added).1, "hi");
         assert_eq!(tokenizer.decode(&[u32::MAX]).unwrap(), "");
+    }
+
+    #[test]
+    fn marked_special_tokens_are_text() {
+        for (_dir, tokenizer) in [byte_level(), byte_fallback()] {
+            let names = tokenizer.specials();
+            let (id, name) = names.iter().next_back().unwrap();
+            let mut text = serde_json::json!([{"role": name, "content": [format!("a{name} a{name}")]}]);
+            marked::mark(&tokenizer, &mut text);
+            assert_eq!(text[0]["role"], name.as_str());
+            let text = format!("a{name}{}{name}a", text[0]["content"][0].as_str().unwrap());
+            let ids = tokenizer.encode_marked(&text).unwrap();
+            assert_eq!(ids.iter().filter(|found| *found == id).count(), 2, "{name}");
+            assert_eq!(tokenizer.decode(&ids).unwrap(), format!("aa{name} a{name}a"));
+            let parts = ids.split(|found| found == id).map(<[u32]>::to_vec);
+            let outer: Vec<Vec<u32>> = parts.collect();
+            let whole = tokenizer.encode(&format!("a{name}b{name}a"), false).unwrap();
+            let plain: Vec<Vec<u32>> = whole.split(|found| found == id).map(<[u32]>::to_vec).collect();
+            assert_eq!((&outer[0], &outer[2]), (&plain[0], &plain[2]));
+        }
     }
 
     /// Every short sequence over tokens that interact: halves of characters, bad bytes, leading

@@ -10,7 +10,6 @@ use super::template::TemplateOptions;
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_all};
 use transformer_lite::unstable::llm::load::{PlaceName, Used};
@@ -246,7 +245,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let ends = args.answers.stop_strings()?;
     let mut folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     folder.limits = args.exec.on.limits.limits.clone();
-    let codec = Arc::new(Codec::load(folder.clone())?);
+    let codec = args.template.codec(&folder)?;
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(prompt, &mut std::io::stdin())?;

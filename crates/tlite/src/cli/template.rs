@@ -3,8 +3,10 @@
 use super::options::read_text;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::llm::template::Values;
+use transformer_lite::unstable::llm::{Codec, ModelFolder};
 
 /// Values that the conversation itself gives to templates.
 const TAKEN: [&str; 2] = ["messages", "add_generation_prompt"];
@@ -20,6 +22,12 @@ pub struct TemplateOptions {
     /// can be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = named_value, hide_short_help = true)]
     template_value: Vec<(String, Value)>,
+    /// Special tokens in messages are text
+    ///
+    /// By default, a special token such as `<|im_end|>` that a message contains acts as a control
+    /// token, as in transformers.
+    #[arg(long, hide_short_help = true)]
+    plain_messages: bool,
 }
 
 fn named_value(text: &str) -> Result<(String, Value), String> {
@@ -39,7 +47,15 @@ impl TemplateOptions {
     /// The option that was given, if any.
     pub fn given(&self) -> Option<&'static str> {
         let value = (!self.template_value.is_empty()).then_some("--template-value");
-        self.tools.as_ref().map(|_| "--tools").or(value)
+        let plain = self.plain_messages.then_some("--plain-messages");
+        self.tools.as_ref().map(|_| "--tools").or(value).or(plain)
+    }
+
+    /// The tokenizer and the template of `folder`.
+    pub fn codec(&self, folder: &ModelFolder) -> Result<Arc<Codec>> {
+        let mut codec = Codec::load(folder.clone())?;
+        codec.set_plain_messages(self.plain_messages);
+        Ok(Arc::new(codec))
     }
 
     /// The values by name. A usage error for a file that is not a JSON list.
@@ -81,6 +97,7 @@ mod tests {
             let options = TemplateOptions {
                 tools: Some(path.clone()),
                 template_value: vec![("x".to_owned(), json!(1))],
+                plain_messages: false,
             };
             options.values()
         };

@@ -23,14 +23,13 @@ use input::{HINT, Input, Lines, Source, Terminal};
 use saved::Saved;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::conversation::MESSAGE;
 use transformer_lite::unstable::llm::load::Loading;
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
-    Cancel, Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
+    Cancel, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
 };
 
 const EXAMPLES: &str = "\
@@ -389,7 +388,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let template_values = args.template.values()?;
     let mut folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     folder.limits = args.exec.on.limits.limits.clone();
-    let codec = Arc::new(Codec::load(folder.clone())?);
+    let codec = args.template.codec(&folder)?;
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     if codec.template()?.is_none() {

@@ -1,6 +1,7 @@
 use super::console::Width;
 use super::*;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use tlite_testing::llm::testing::{FakeModel, Lent, byte_codec};
 use transformer_lite::unstable::llm::Session;
 
