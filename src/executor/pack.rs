@@ -86,7 +86,7 @@ fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
     bytes
 }
 
-/// Converts to halves; values beyond the range saturate.
+/// Converts to halves; finite values beyond the range saturate.
 fn floats_to_halves(data: &[f32]) -> Vec<u8> {
     const AT_ONCE: usize = 256;
     let max = f16::MAX.to_f32();
@@ -94,7 +94,7 @@ fn floats_to_halves(data: &[f32]) -> Vec<u8> {
     let mut bounded = [0f32; AT_ONCE];
     for (to, from) in halves.chunks_mut(AT_ONCE).zip(data.chunks(AT_ONCE)) {
         for (b, v) in bounded.iter_mut().zip(from) {
-            *b = v.clamp(-max, max);
+            *b = if v.is_infinite() { *v } else { v.clamp(-max, max) };
         }
         to.convert_from_f32_slice(bounded.get(..from.len()).unwrap_or_default());
     }
