@@ -61,8 +61,8 @@ pub enum ErrorKind {
     ContextExceeded,
     /// The model has no chat template, so it cannot answer a conversation.
     NoTemplate,
-    /// The chat template rejected the messages. The cause is [`Raised`](crate::results::Raised) if the
-    /// template gave a message.
+    /// The chat template rejected the messages. The cause is [`Raised`](crate::results::Raised) if
+    /// the template gave a message.
     TemplateRefused,
     /// A token ID is outside the model's vocabulary.
     TokenOutOfRange,

@@ -58,8 +58,8 @@
 //! # Stability
 //!
 //! The names at the root of the crate and in the modules [`options`] and [`results`] are its
-//! interface. Everything else is private, or hidden in the module `unstable`, which the crates of this workspace build on and which may change in any
-//! release.
+//! interface. Everything else is private, or hidden in the module `unstable`, which the crates of
+//! this workspace build on and which may change in any release.
 #![warn(
     clippy::expect_used,
     clippy::panic,

@@ -65,7 +65,8 @@ pub(crate) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
 
 /// Ascending order as in ONNX: both zeros are equal, and NaN comes last.
 pub(crate) fn ascending<T: PartialOrd>(a: &T, b: &T) -> Ordering {
-    a.partial_cmp(b).unwrap_or_else(|| no_number(a).cmp(&no_number(b)))
+    a.partial_cmp(b)
+        .unwrap_or_else(|| no_number(a).cmp(&no_number(b)))
 }
 
 /// `v` in single precision, rounded such that rounding the result to a narrower type rounds `v`
@@ -116,12 +117,21 @@ mod tests {
         use half::{bf16, f16};
         let tie = 1.0 + 0.5f64.powi(11);
         let half = |v| f16::from_f32(narrowed(v)).to_f64();
-        assert_eq!([half(tie), half(tie + 1e-12), half(-tie - 1e-12)], [1.0, 1.0 + 0.5f64.powi(10), -1.0 - 0.5f64.powi(10)]);
+        assert_eq!(
+            [half(tie), half(tie + 1e-12), half(-tie - 1e-12)],
+            [1.0, 1.0 + 0.5f64.powi(10), -1.0 - 0.5f64.powi(10)]
+        );
         assert_eq!(half(0.5f64.powi(25) + 1e-20), 0.5f64.powi(24), "subnormal");
-        assert_eq!([half(65519.9999), half(65520.0), half(1e300)], [65504.0, f64::INFINITY, f64::INFINITY]);
+        assert_eq!(
+            [half(65519.9999), half(65520.0), half(1e300)],
+            [65504.0, f64::INFINITY, f64::INFINITY]
+        );
         assert!(half(f64::NAN).is_nan() && half(-0.0).is_sign_negative());
         let tie = 1.0 + 0.5f64.powi(8);
-        assert_eq!(bf16::from_f32(narrowed(tie + 1e-12)).to_f64(), 1.0 + 0.5f64.powi(7));
+        assert_eq!(
+            bf16::from_f32(narrowed(tie + 1e-12)).to_f64(),
+            1.0 + 0.5f64.powi(7)
+        );
     }
 
     #[test]

@@ -100,7 +100,9 @@ fn run(
     backend.release(recording);
     done?;
     backend.read(y, &mut bytes)?;
-    let found = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let found = bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let wanted = NUMBERS.iter().take(count).flat_map(|v| expected(*v));
     Ok(wanted.zip(found).all(|(w, f)| w == f || w.is_nan() && f.is_nan()))
 }

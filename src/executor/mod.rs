@@ -254,7 +254,9 @@ impl Executor {
             return Ok(());
         };
         self.clear_fault()?;
-        let what = usize::try_from(at).ok().and_then(|at| self.loaded(plan).ok()?.plan.faults.get(at).cloned());
+        let what = usize::try_from(at)
+            .ok()
+            .and_then(|at| self.loaded(plan).ok()?.plan.faults.get(at).cloned());
         let what = what.unwrap_or_else(|| "an earlier run read an index outside its axis".to_owned());
         Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch))
     }
@@ -295,8 +297,8 @@ impl Executor {
     }
 
     /// Writes an input of `plan`. Required before every run, since a step may overwrite it. An
-    /// input that nothing reads is only checked. An integer that a reader of the input rejects is an
-    /// error; floats are converted to the device's storage type. The run checks the shape.
+    /// input that nothing reads is only checked. An integer that a reader of the input rejects is
+    /// an error; floats are converted to the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let (at, port) = input_port(&p, name, tensor.shape())?;

@@ -88,7 +88,9 @@ impl Bounds {
             };
             return values.map(|v| Self::new(value(v), value(v))).reduce(Self::join);
         }
-        let Known::Dims(dims) = &fact.known else { return None };
+        let Known::Dims(dims) = &fact.known else {
+            return None;
+        };
         let each = dims.iter().map(|d| d.bounds(limits).ok());
         let each = each.map(|b| b.map(|(low, high)| Self::new(low.into(), high.into())));
         // Without a limit, each run checks that the values fit the table that kernels read.
@@ -127,7 +129,9 @@ impl<'a> BoundsCx<'a> {
 
     /// The largest value of a size.
     pub fn size(&self, size: &Dim) -> i128 {
-        let most = size.bounds(self.limits).map_or(LARGEST_SIZE, |(_, high)| high.into());
+        let most = size
+            .bounds(self.limits)
+            .map_or(LARGEST_SIZE, |(_, high)| high.into());
         most.clamp(0, LARGEST_SIZE)
     }
 
@@ -162,7 +166,12 @@ impl<'a> BoundsCx<'a> {
 
 /// Bounds of all values of a graph with these facts, whose symbols are at most `limits`; `None` for
 /// values that are not integers.
-pub fn derive(graph: &Graph, order: &[NodeId], facts: &[Option<Fact>], limits: &Bindings) -> Vec<Option<Bounds>> {
+pub fn derive(
+    graph: &Graph,
+    order: &[NodeId],
+    facts: &[Option<Fact>],
+    limits: &Bindings,
+) -> Vec<Option<Bounds>> {
     let fact = |v: ValueId| facts.get(v.index()).and_then(Option::as_ref);
     let mut all: Vec<Option<Bounds>> = facts
         .iter()
@@ -177,7 +186,12 @@ pub fn derive(graph: &Graph, order: &[NodeId], facts: &[Option<Fact>], limits: &
     let mut accepted: Vec<Option<Bounds>> = vec![None; all.len()];
     for node in nodes().rev() {
         let (inputs, own) = operands(node, &all, fact);
-        let cx = BoundsCx { inputs: &inputs, facts: &own, results: node.outputs.len(), limits };
+        let cx = BoundsCx {
+            inputs: &inputs,
+            facts: &own,
+            results: node.outputs.len(),
+            limits,
+        };
         for (i, v) in node.inputs.iter().enumerate() {
             let passed_on = || {
                 let out = node.outputs.first().filter(|_| node.op.keeps_all(i))?;
@@ -196,7 +210,12 @@ pub fn derive(graph: &Graph, order: &[NodeId], facts: &[Option<Fact>], limits: &
     // Forward: what follows from the operands.
     for node in nodes() {
         let (inputs, own) = operands(node, &all, fact);
-        let cx = BoundsCx { inputs: &inputs, facts: &own, results: node.outputs.len(), limits };
+        let cx = BoundsCx {
+            inputs: &inputs,
+            facts: &own,
+            results: node.outputs.len(),
+            limits,
+        };
         let found = node.op.bounds(&cx);
         for (o, v) in node.outputs.iter().enumerate() {
             let (Some(of_type), Some(found)) = (
@@ -252,7 +271,9 @@ mod tests {
 
     /// A graph with the `i64` input `x` of 6 elements and a table of 10 rows. `build` returns its
     /// outputs.
-    fn bounds_of(build: impl FnOnce(&mut Nodes<'_, '_>, ValueId, ValueId) -> Vec<ValueId>) -> (Bounds, Vec<Bounds>) {
+    fn bounds_of(
+        build: impl FnOnce(&mut Nodes<'_, '_>, ValueId, ValueId) -> Vec<ValueId>,
+    ) -> (Bounds, Vec<Bounds>) {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);
         let x = edit.add_value("x", Some(Fact::new(DType::I64, Shape::fixed(&[6]))));
@@ -277,7 +298,8 @@ mod tests {
             let name = format!("n{}", inputs.len());
             let out = self.0.add_value(&name, None);
             let inputs = inputs.iter().copied().map(Some).collect();
-            self.0.add_node(&name, vec![name.clone()], Box::new(op), inputs, vec![out]);
+            self.0
+                .add_node(&name, vec![name.clone()], Box::new(op), inputs, vec![out]);
             out
         }
 
@@ -302,7 +324,10 @@ mod tests {
         let (x, _) = bounds_of(|n, x, table| {
             let shape = n.ints(&[2, 3]);
             let index = n.add(Reshape::Reshape { allow_zero: false }, &[x, shape]);
-            vec![n.add(Gather { axis: 0 }, &[table, index]), n.add(binary(Binary::Less), &[x, x])]
+            vec![
+                n.add(Gather { axis: 0 }, &[table, index]),
+                n.add(binary(Binary::Less), &[x, x]),
+            ]
         });
         assert_eq!(x, Bounds::new(-10, 9), "also for readers that accept all");
     }
@@ -341,7 +366,10 @@ mod tests {
     fn constants_are_bounded_by_their_elements() {
         let (_, y) = bounds_of(|n, x, _| {
             let c = n.ints(&[1 << 40, -3, 0, 0, 0, 0]);
-            vec![n.add(binary(Binary::Min), &[x, c]), n.add(binary(Binary::Max), &[c, c])]
+            vec![
+                n.add(binary(Binary::Min), &[x, c]),
+                n.add(binary(Binary::Max), &[c, c]),
+            ]
         });
         assert_eq!(y, [Bounds::new(LONG.low, 1 << 40), Bounds::new(-3, 1 << 40)]);
     }

@@ -97,8 +97,8 @@ impl Draft for NgramDraft {
     }
 }
 
-/// Draft tokens of a smaller model with the same tokenizer. Its table of tokens may have fewer rows:
-/// after a token without a row there is no draft.
+/// Draft tokens of a smaller model with the same tokenizer. Its table of tokens may have fewer
+/// rows: after a token without a row there is no draft.
 pub struct ModelDraft {
     model: Box<dyn LanguageModel + Send>,
     /// Tokens in its cache.

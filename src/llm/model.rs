@@ -26,9 +26,9 @@ impl Model {
     /// [`Model::notes`].
     ///
     /// The weight files of the model stay mapped into memory, unless
-    /// [`Limits::read_files`](crate::Limits::read_files) is set. As long as the model exists, neither
-    /// this process nor another may change or truncate them in place: the weights would change under
-    /// it, which is undefined behaviour, or the process would end with SIGBUS.
+    /// [`Limits::read_files`](crate::Limits::read_files) is set. As long as the model exists,
+    /// neither this process nor another may change or truncate them in place: the weights would
+    /// change under it, which is undefined behaviour, or the process would end with SIGBUS.
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();

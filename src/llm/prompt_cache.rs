@@ -148,9 +148,9 @@ pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Resul
 }
 
 /// Fills the cache of `model` from `path` and returns its tokens, at most as many as the context
-/// holds. Returns none, and empties the cache, if the file does not exist. An error if the model has
-/// no cache, or the file is damaged or belongs to another model or KV cache type; the cache is then
-/// unchanged. If the device fails while the cache is written, the cache is empty afterwards.
+/// holds. Returns none, and empties the cache, if the file does not exist. An error if the model
+/// has no cache, or the file is damaged or belongs to another model or KV cache type; the cache is
+/// then unchanged. If the device fails while the cache is written, the cache is empty afterwards.
 pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let context = model.context();
     let states = states(model, path)?;

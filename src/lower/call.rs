@@ -29,7 +29,8 @@ pub enum Location {
     Known(usize),
     /// Words that are zero between dispatches; see [`LowerCx::counters`](super::LowerCx::counters).
     Counters,
-    /// The word that says which data of a run is wrong; see [`LowerCx::fault`](super::LowerCx::fault).
+    /// The word that says which data of a run is wrong; see
+    /// [`LowerCx::fault`](super::LowerCx::fault).
     Fault,
 }
 
@@ -51,7 +52,11 @@ impl Operand {
             dtype: DType::I32,
             ..self
         };
-        if self.dtype == DType::I64 { (words, 2) } else { (self, 1) }
+        if self.dtype == DType::I64 {
+            (words, 2)
+        } else {
+            (self, 1)
+        }
     }
 }
 

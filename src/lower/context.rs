@@ -304,11 +304,14 @@ impl LowerCx<'_> {
         (operand, Dim::from_usize(at))
     }
 
-    /// The word that a kernel sets if operand `i` does not have what `expected` names, and the number
-    /// that it writes there. The run then fails. Several kernels may write it at once.
+    /// The word that a kernel sets if operand `i` does not have what `expected` names, and the
+    /// number that it writes there. The run then fails. Several kernels may write it at once.
     pub fn fault(&mut self, i: usize, expected: &str) -> OpResult<(Operand, Dim)> {
         let operand = &self.scope.graph.value(self.input_id(i)?).name;
-        let what = format!("node \"{}\": operand \"{operand}\": expected {expected}, found one outside", self.name);
+        let what = format!(
+            "node \"{}\": operand \"{operand}\": expected {expected}, found one outside",
+            self.name
+        );
         let at = self.out.faults.insert(what);
         let word = Operand {
             location: Location::Fault,

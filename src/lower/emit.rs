@@ -140,7 +140,10 @@ impl LowerCx<'_> {
         }
         let is_long = |o: &Option<Operand>| o.is_some_and(|o| o.dtype == DType::I64);
         if self.scope.device.language().is_some() && !k.takes_wide && call.operands.iter().any(is_long) {
-            return Err(OpError::NoKernel(format!("no kernel {} for integers beyond 32 bits", k.name)));
+            return Err(OpError::NoKernel(format!(
+                "no kernel {} for integers beyond 32 bits",
+                k.name
+            )));
         }
         if let Some(with) = self.epilogue {
             let result = self.output(0)?;

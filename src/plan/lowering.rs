@@ -221,7 +221,8 @@ impl Compiler<'_> {
     fn off_devices(&self, node: &Node) -> Option<ValueId> {
         let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
         let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
-        all.into_iter().find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
+        all.into_iter()
+            .find(|v| self.fact(*v).is_some_and(|f| !f.dtype.on_devices()))
     }
 
     /// Needed symbols that are neither bounded nor defined by data.

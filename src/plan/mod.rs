@@ -186,7 +186,8 @@ pub struct Port {
     pub host: Option<usize>,
     /// The value itself, if an output is a constant of the model.
     pub constant: Option<Arc<HostTensor>>,
-    /// The values of an integer input that its readers accept, if those are fewer than its type has.
+    /// The values of an integer input that its readers accept, if those are fewer than its type
+    /// has.
     pub accepts: Option<Bounds>,
 }
 

@@ -136,7 +136,11 @@ mod tests {
                 results: vec![Some((floats(found), DType::F32))],
             })
         };
-        assert_eq!(check(&[f32::NAN, 2.0], &[0.0, 2.0]), Ok(true), "NaN is not compared");
+        assert_eq!(
+            check(&[f32::NAN, 2.0], &[0.0, 2.0]),
+            Ok(true),
+            "NaN is not compared"
+        );
         for special in [f32::NAN, f32::INFINITY] {
             assert_eq!(check(&[special, 2.0], &[0.0, f32::NAN]), Ok(false), "{special}");
         }

@@ -175,7 +175,10 @@ fn specs() -> &'static [KernelSpec] {
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let operators = ALL.iter().flat_map(|d| d.kernels);
-    let others = probe::KERNELS.iter().chain(special::KERNELS).chain(random::KERNELS);
+    let others = probe::KERNELS
+        .iter()
+        .chain(special::KERNELS)
+        .chain(random::KERNELS);
     let all = operators.chain(others).map(|k| (k.name, *k));
     // Native kernels have no source.
     all.filter(|(_, k)| !k.is_native()).collect()

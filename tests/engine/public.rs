@@ -71,6 +71,9 @@ fn what_a_template_raises_is_found_in_the_error() {
     assert_eq!(raised.0, "no");
 }
 
+/// The type of [`KernelCache::clear`].
+type Clear = fn(&KernelCache, Option<Kind>) -> transformer_lite::Result<(usize, u64)>;
+
 /// Compiled only: what functions return has a name.
 #[allow(dead_code, reason = "the types matter")]
 struct Reports {
@@ -81,7 +84,7 @@ struct Reports {
     profile: fn(&mut Runner, &[Named]) -> transformer_lite::Result<Vec<Timing>>,
     check: fn(&Runner, &[Named]) -> transformer_lite::Result<Bindings>,
     entries: fn(&KernelCache) -> transformer_lite::Result<Vec<Entry>>,
-    clear: fn(&KernelCache, Option<Kind>) -> transformer_lite::Result<(usize, u64)>,
+    clear: Clear,
     get: fn(&KernelCache, Kind, &Key) -> Option<Vec<u8>>,
     priority: fn(DeviceKind) -> Option<Priority>,
     identity: fn(&dyn States) -> transformer_lite::Result<Identity>,

@@ -58,7 +58,9 @@ pub fn supports(epilogue: &Epilogue, operands: &[Option<DType>]) -> bool {
         return false;
     };
     let fits = |t: &DType| matches!(t, DType::F32 | DType::I32) || *t == DType::I64 && program.is_wide();
-    operands.iter().flatten().all(fits) && program.steps().len() <= MAX_STEPS && epilogue.operands.len() <= MAX_OPERANDS
+    operands.iter().flatten().all(fits)
+        && program.steps().len() <= MAX_STEPS
+        && epilogue.operands.len() <= MAX_OPERANDS
 }
 
 impl<'a> Apply<'a> {
@@ -136,8 +138,16 @@ impl Finish for Apply<'_> {
         count: usize,
     ) {
         if self.program.is_wide() {
-            let dtype = if self.result == DType::I64 { DType::I32 } else { self.result };
-            let computed = wide::Computed { values, second, dtype };
+            let dtype = if self.result == DType::I64 {
+                DType::I32
+            } else {
+                self.result
+            };
+            let computed = wide::Computed {
+                values,
+                second,
+                dtype,
+            };
             // SAFETY: by the contract.
             return unsafe { wide::run(self, first, computed, out, count) };
         }
@@ -215,7 +225,9 @@ impl Job for Chunk<'_> {
                             *y = if c[i] == 0 { b[i] } else { a[i] };
                         }
                     }
-                    Step::ToHalf(x) => each(floats(at[x], n), floats_mut(y, n), |x| f16::from_f32(x).to_f32()),
+                    Step::ToHalf(x) => {
+                        each(floats(at[x], n), floats_mut(y, n), |x| f16::from_f32(x).to_f32());
+                    }
                     Step::ToFloat(x) | Step::UnsignedToFloat(x) => {
                         each(ints(at[x], n), floats_mut(y, n), |x| x as f32);
                     }

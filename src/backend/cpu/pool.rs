@@ -178,7 +178,8 @@ impl Shared {
 
     /// Runs a piece of each slot; false if there was none.
     fn help(&self) -> bool {
-        self.slots.iter().fold(false, |any, slot| slot.help() || any)
+        let helped = self.slots.iter().filter(|slot| slot.help());
+        helped.count() > 0
     }
 
     /// The loop of a worker thread.

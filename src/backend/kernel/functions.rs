@@ -2,8 +2,8 @@
 //!
 //! A kernel text may call helpers of [`HELPERS`]; a kernel includes those that its expression
 //! calls. NaN and infinities get the results that they have in Rust. OpenCL C's functions define
-//! them. WGSL's do not, so there the texts keep numbers finite and test for the others by bits, with
-//! the functions that every WGSL kernel has: `is_nan`, `is_finite`, `infinity` and `nan`.
+//! them. WGSL's do not, so there the texts keep numbers finite and test for the others by bits,
+//! with the functions that every WGSL kernel has: `is_nan`, `is_finite`, `infinity` and `nan`.
 
 pub use super::helpers::HELPERS;
 use super::real::{Integer, Real};

@@ -102,7 +102,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "inline FLOAT max_of(FLOAT a, FLOAT b) { return isnan(a) ? a : (isnan(b) ? b : fmax(a, b)); }\n",
         "fn max_of(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }\n",
     ),
-    // In WGSL, hides from the compiler what x is: it takes x - x and 0 * x for 0, and x == x for true.
+    // In WGSL, hides from the compiler what x is: it takes x - x and 0 * x for 0, and x == x for
+    // true.
     (
         "same_of",
         "inline FLOAT same_of(FLOAT x) { return x; }\n",

@@ -20,8 +20,8 @@ pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a,
 /// Loads and stores of halves in OpenCL C, used by the accessors.
 const HALF: &str = include_str!("../../../cl/common/half.cl");
 
-/// Matmuls, convolutions, and kernels of decoders. Where a CPU converts halves in software, they load
-/// infinite halves as large numbers, since to test each element costs time.
+/// Matmuls, convolutions, and kernels of decoders. Where a CPU converts halves in software, they
+/// load infinite halves as large numbers, since to test each element costs time.
 const FINITE_HALF: &[&str] = &[
     "attention",
     "attention_merge",

@@ -65,7 +65,9 @@ impl Printer for Wgsl {
     fn join(&self, spec: &KernelSpec, generated: String, body: &str) -> String {
         let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
         let own = generated + &lines(&rest);
-        let called = HELPERS.iter().filter(|(name, ..)| own.contains(&format!("{name}(")));
+        let called = HELPERS
+            .iter()
+            .filter(|(name, ..)| own.contains(&format!("{name}(")));
         let wide = spec.epilogue.as_ref().is_some_and(|e| e.wide);
         let [integer, unsigned] = if wide { ["i64", "u64"] } else { ["i32", "u32"] };
         let named = |text: &str| text.replace("INTEGER", integer).replace("UNSIGNED", unsigned);

@@ -196,9 +196,8 @@ fn request_device(
     caps: &Caps,
     keeps_pipelines: bool,
 ) -> Result<(::wgpu::Device, ::wgpu::Queue), BackendError> {
-    let usual = ::wgpu::Features::TIMESTAMP_QUERY
-        | ::wgpu::Features::SHADER_F16
-        | ::wgpu::Features::SHADER_INT64;
+    let usual =
+        ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16 | ::wgpu::Features::SHADER_INT64;
     let mut required_features = adapter.features() & usual;
     if keeps_pipelines {
         required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;

@@ -82,7 +82,11 @@ impl Op for Gather {
         let (_, rows, row) = split_at(&table.shape, a)?;
         let mut parts = Vec::new();
         if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
-            let dtype = if table.dtype.is_float() { cx.float() } else { cx.output(0)?.dtype };
+            let dtype = if table.dtype.is_float() {
+                cx.float()
+            } else {
+                cx.output(0)?.dtype
+            };
             let size = dtype.device_bytes();
             for (first, count) in cx.split(rows, (row, size), 1)? {
                 let pack = Pack::Rows { dtype, first, count };
@@ -99,7 +103,7 @@ impl Op for Gather {
         let (y, words) = cx.output(0)?.words();
         let (count, row) = (out.count()?.mul(&words.into())?, row.mul(&words.into())?);
         let indices = cx.shape(1)?.count()?;
-        let index = indices::checked(cx, 1, &[rows.clone()])?;
+        let index = indices::checked(cx, 1, std::slice::from_ref(&rows))?;
         for (part, first, part_rows) in parts {
             let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
             let args = Args {

@@ -3,7 +3,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, indices, onnx, operand, strides, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, indices, onnx, operand, strides,
+    transpose,
 };
 use crate::backend::kernel::TypedKernel;
 use crate::graph::bounds::{Bounds, BoundsCx};
@@ -95,7 +96,11 @@ impl Places {
         let sizes: Vec<Dim> = self.along.iter().map(|(n, _)| n.clone()).collect();
         let index = indices::checked(cx, 1, &sizes)?;
         if words > 1 {
-            let steps = self.along.iter_mut().chain(&mut self.others).map(|(_, step)| step);
+            let steps = self
+                .along
+                .iter_mut()
+                .chain(&mut self.others)
+                .map(|(_, step)| step);
             for size in steps.chain([&mut self.row, &mut self.count]) {
                 *size = size.mul(&words.into())?;
             }

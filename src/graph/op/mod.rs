@@ -151,7 +151,9 @@ pub trait Op: DynOp + Debug + Send + Sync {
     fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
         let moved = (0..cx.input_count()).filter(|i| self.moves(*i) && cx.fact(*i).is_some());
         let zero = Bounds::new(0, 0);
-        let all = moved.map(|i| cx.input(i)).try_fold(zero, |all, b| Some(all.join(b?)));
+        let all = moved
+            .map(|i| cx.input(i))
+            .try_fold(zero, |all, b| Some(all.join(b?)));
         vec![all.filter(|_| self.moves(0)); cx.results]
     }
 

@@ -211,7 +211,9 @@ impl Op for Pad {
         let ((y, words), (from, of_operand)) = (cx.output(0)?.words(), cx.input(0)?.words());
         let zeros = self.mode != Mode::Constant || self.value == 0.0 && !cx.has(2);
         if words != of_operand || words > 1 && !zeros {
-            return Err(OpError::NoKernel("padding of 64-bit integers with a value".to_owned()));
+            return Err(OpError::NoKernel(
+                "padding of 64-bit integers with a value".to_owned(),
+            ));
         }
         // Innermost first: sizes of result and operand, and the pad before; neighbouring axes
         // without pads are merged.
@@ -372,7 +374,10 @@ fn cases() -> Vec<Case> {
             op(Mode::Constant),
             vec![input(&[3, 5]).ints(-9, 9), list(&[0, 1, 1, 1])],
         ),
-        Case::new(op(Mode::Wrap), vec![input(&[3, 4]).ints(-9, 9), list(&[1, 0, 0, 2])]),
+        Case::new(
+            op(Mode::Wrap),
+            vec![input(&[3, 4]).ints(-9, 9), list(&[1, 0, 0, 2])],
+        ),
         case(Mode::Constant, &[2, 1, 3, 2, 2], &[1, 0, 0, 1, 1, 0, 2, 1, 0, 0]),
         case(Mode::Reflect, &[1, 3], &[2, 5, 0, 4]),
     ];

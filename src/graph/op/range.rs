@@ -149,7 +149,11 @@ impl Op for Range {
     }
 
     fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
-        vec![cx.input(0).zip(cx.input(1)).map(|(start, limit)| start.join(limit))]
+        vec![
+            cx.input(0)
+                .zip(cx.input(1))
+                .map(|(start, limit)| start.join(limit)),
+        ]
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

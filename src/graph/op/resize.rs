@@ -654,7 +654,9 @@ mod tests {
         };
         let of = |rule, coordinates| plain(Mode::Nearest(rule), coordinates);
         let floor = run(of(Nearest::Floor, Coordinates::Asymmetric), 50, 15);
-        let wanted = [0.0, 3.0, 6.0, 10.0, 13.0, 16.0, 20.0, 23.0, 26.0, 30.0, 33.0, 36.0, 40.0, 43.0, 46.0];
+        let wanted = [
+            0.0, 3.0, 6.0, 10.0, 13.0, 16.0, 20.0, 23.0, 26.0, 30.0, 33.0, 36.0, 40.0, 43.0, 46.0,
+        ];
         assert_eq!(floor, wanted);
         let tie = |rule| run(of(rule, Coordinates::Asymmetric), 14, 4);
         assert_eq!(tie(Nearest::RoundPreferCeil), [0.0, 4.0, 7.0, 11.0]);

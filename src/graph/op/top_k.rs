@@ -1,8 +1,8 @@
 //! The k largest or smallest elements along an axis, and their indices.
 //!
 //! ONNX `TopK` from opset 1: k as an attribute (before 10) or operand 1; `largest` and `sorted`
-//! from 11. Ties are ordered by index; results are always sorted. Both zeros are equal, and NaN counts
-//! as larger than any number.
+//! from 11. Ties are ordered by index; results are always sorted. Both zeros are equal, and NaN
+//! counts as larger than any number.
 
 use super::case::{Case, EDGES, input};
 use super::types::Types;

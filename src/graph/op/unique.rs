@@ -31,7 +31,13 @@ fn groups<T: PartialOrd>(data: &[Vec<T>], nan_is_equal: bool) -> Vec<Vec<usize>>
     let at = |i: usize| data.get(i).map_or(&[][..], Vec::as_slice);
     let mut sorted: Vec<usize> = (0..data.len()).collect();
     sorted.sort_by(|a, b| compare(at(*a), at(*b)));
-    let equal = |a: &[T], b: &[T]| if nan_is_equal { compare(a, b).is_eq() } else { a == b };
+    let equal = |a: &[T], b: &[T]| {
+        if nan_is_equal {
+            compare(a, b).is_eq()
+        } else {
+            a == b
+        }
+    };
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for i in sorted {
         match groups.last_mut() {
@@ -164,7 +170,10 @@ mod tests {
         let find = |axis, shape: &[usize], data: &[f32]| {
             let x = HostTensor::from_f32(shape, data).unwrap();
             let results = Unique { axis, sorted: true }.eval(&[Some(&x)]).unwrap();
-            results[1..].iter().map(|t| t.to_i64().unwrap()).collect::<Vec<_>>()
+            results[1..]
+                .iter()
+                .map(|t| t.to_i64().unwrap())
+                .collect::<Vec<_>>()
         };
         let zeros = find(None, &[5], &[0.0, -0.0, nan, -1.0, nan]);
         assert_eq!(zeros, [vec![3, 0, 2], vec![1, 1, 2, 0, 2], vec![1, 2, 2]]);

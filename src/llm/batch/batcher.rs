@@ -180,8 +180,8 @@ impl std::fmt::Debug for Batcher {
 }
 
 impl Batcher {
-    /// Loads the model folder `path`, under the condition of [`Model::load`] on its files. Notes are
-    /// logged as warnings and returned by [`Batcher::notes`]. Returns the errors of
+    /// Loads the model folder `path`, under the condition of [`Model::load`] on its files. Notes
+    /// are logged as warnings and returned by [`Batcher::notes`]. Returns the errors of
     /// [`Model::load`], and usage errors for `batch`: no sequences, a cache smaller than the
     /// context, or one that exceeds the memory of the device or the limit `memory` (kind
     /// [`ErrorKind::OutOfMemory`]).

@@ -418,8 +418,8 @@ impl BatchSequence {
         late.map_or(Ok(()), |limit| Err(Exceeded::Time(limit)))
     }
 
-    /// Waits for the answer to the queued tokens and passes it to `take`. Only this call fails if it
-    /// takes too long.
+    /// Waits for the answer to the queued tokens and passes it to `take`. Only this call fails if
+    /// it takes too long.
     fn wait<'a, T>(
         &mut self,
         shared: &'a Shared,

@@ -57,12 +57,15 @@ pub struct Arrays;
 /// The keywords that describe elements together.
 const ELEMENTS: [&str; 3] = ["prefixItems", "items", "additionalItems"];
 
+/// The schema of all elements after the first ones, and its keyword.
+type Rest<'s> = (Claim<'s>, &'static str);
+
 impl Arrays {
     /// The schemas of the first elements and that of all others, with their keywords.
     fn schemas<'s>(
         claim: &Claim<'s>,
         map: &'s Map<String, Value>,
-    ) -> Outcome<(Vec<Claim<'s>>, Option<(Claim<'s>, &'static str)>)> {
+    ) -> Outcome<(Vec<Claim<'s>>, Option<Rest<'s>>)> {
         let [prefix, items, additional] = ELEMENTS;
         // In old forms, `items` lists schemas of the first elements.
         let (first, rest) = match map.get(items) {

@@ -141,7 +141,8 @@ impl<'s> Emitter<'s> {
         let mut scalars = Vec::new();
         for kind in Scalar::ALL {
             let set = self.schemas.goal(&kind, goal)?;
-            // Most sets are not empty; the closer look is only for those that may confuse the lexer.
+            // Most sets are not empty; the closer look is only for those that may confuse the
+            // lexer.
             let set = if set.may_match() { set } else { Rx::None };
             scalars.extend(kind.regex(set));
         }

@@ -395,8 +395,8 @@ pub fn multiples(factor: &Decimal, holds: bool) -> Result<RegexAst, String> {
         ));
     };
     let scale = u32::try_from(places).unwrap_or(0);
-    // The parser wants as many digits after the point as the factor has; with fewer, the number is a
-    // multiple of a factor with fewer.
+    // The parser wants as many digits after the point as the factor has; with fewer, the number is
+    // a multiple of a factor with fewer.
     let forms = (0..=scale).map(|places| {
         let divisor = coefficient / greatest_common_divisor(coefficient, 10_u32.pow(scale - places));
         let fraction = if places == 0 {

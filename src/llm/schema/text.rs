@@ -228,7 +228,7 @@ fn hex(low: u32, high: u32, count: u32) -> Vec<String> {
         return under(first, low % unit, high % unit);
     }
     let (mut from, mut to, mut parts) = (first, end, Vec::new());
-    if low % unit != 0 {
+    if !low.is_multiple_of(unit) {
         parts.extend(under(first, low % unit, unit - 1));
         from += 1;
     }

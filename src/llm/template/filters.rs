@@ -530,7 +530,7 @@ fn word_wrap(c: &Call<'_>) -> Result<Value, Error> {
 
 /// [`NODE`] as a size.
 const NODE_BYTES: usize = 32;
-const _: () = assert!(NODE_BYTES as u64 == NODE);
+const _: () = assert!(NODE_BYTES as u64 == NODE, "two forms of one number");
 
 /// Words and the white space between them.
 fn chunks(text: &str) -> impl Iterator<Item = &str> {

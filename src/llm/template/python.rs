@@ -22,7 +22,9 @@ pub(super) fn truncated(v: f64) -> Result<Value, Error> {
     // Beyond this, the cast would saturate.
     const MOST: f64 = 1e38;
     if v.abs() < MOST {
-        return Ok(Value::from(v as i128));
+        #[expect(clippy::cast_possible_truncation, reason = "the fraction is dropped")]
+        let whole = v as i128;
+        return Ok(Value::from(whole));
     }
     refuse(format!("{} has no integer part", float(v)))
 }

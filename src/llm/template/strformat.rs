@@ -88,7 +88,7 @@ fn end(text: &str) -> Option<usize> {
 }
 
 impl Arguments<'_> {
-    /// The value of a field such as ``, `0`, `name.attribute` or `name[key]`.
+    /// The value of a field that is empty, or such as `0`, `name.attribute` or `name[key]`.
     fn value(&mut self, name: &str) -> Result<Value, Error> {
         let first = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut path) = name.split_at_checked(first).unwrap_or((name, ""));

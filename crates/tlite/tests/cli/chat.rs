@@ -621,9 +621,18 @@ fn signals_at_the_prompt_restore_the_terminal() {
 fn signals_end_a_piped_chat_and_other_answers() {
     let (_dir, model) = model();
     let (chat, generate) = (&["chat", "--no-history"][..], &["generate", "--prompt", "hi"][..]);
+    // A process that inherits an ignored SIGHUP, as below `nohup`, goes on ignoring it.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let hup = if ignored.is_some_and(|mask| mask & 1 != 0) {
+        (chat, &[Signal::TERM][..], 143)
+    } else {
+        (chat, &[Signal::HUP][..], 129)
+    };
     for (command, signals, code) in [
         (chat, &[Signal::TERM][..], 143),
-        (chat, &[Signal::HUP][..], 129),
+        hup,
         (chat, &[Signal::INT][..], 130),
         (chat, &[Signal::INT, Signal::INT][..], 130),
         (generate, &[Signal::TERM][..], 143),

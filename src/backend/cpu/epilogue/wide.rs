@@ -10,7 +10,10 @@ use crate::tensor::DType;
 const CHUNK: usize = 64;
 
 /// The elements of a chunk.
-#[derive(Clone, Copy)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "registers are kept in a list and hold arrays"
+)]
 enum Register {
     Float([f32; CHUNK]),
     Int([i64; CHUNK]),
@@ -65,7 +68,9 @@ pub(super) unsafe fn run(
             let value = unsafe { compute(apply, *step, &registers, [first, at, n], computed) };
             registers.push(value);
         }
-        let Some(value) = registers.get(apply.program.value()) else { continue };
+        let Some(value) = registers.get(apply.program.value()) else {
+            continue;
+        };
         // SAFETY: the caller owns `count` results at `out`.
         unsafe { store(value, apply.result, out, at, n) };
     }
@@ -98,7 +103,12 @@ unsafe fn store(value: &Register, dtype: DType, out: *mut u32, at: usize, n: usi
 /// # Safety
 ///
 /// No one writes the operands, unless they are the results too.
-unsafe fn argument(apply: &Apply<'_>, i: usize, [first, at, n]: [usize; 3], computed: Computed<'_>) -> Register {
+unsafe fn argument(
+    apply: &Apply<'_>,
+    i: usize,
+    [first, at, n]: [usize; 3],
+    computed: Computed<'_>,
+) -> Register {
     let words = |words: Option<&[u32]>| {
         let words = words.and_then(|w| w.get(at..at + n)).unwrap_or_default();
         if computed.dtype.is_float() {
@@ -111,7 +121,8 @@ unsafe fn argument(apply: &Apply<'_>, i: usize, [first, at, n]: [usize; 3], comp
         Some(Argument::Result) => words(computed.values),
         Some(Argument::Other) => words(computed.second),
         Some(Argument::Operand(o)) => {
-            let Some(((memory, layout), dtype)) = apply.operands.get(*o).copied().flatten().zip(apply.types.get(*o))
+            let Some(((memory, layout), dtype)) =
+                apply.operands.get(*o).copied().flatten().zip(apply.types.get(*o))
             else {
                 return Int([0; CHUNK]);
             };
@@ -204,7 +215,11 @@ unsafe fn compute(
         Step::ToUnsigned(x) => Int(floats(x).map(|x| (x as u64).cast_signed())),
         Step::FloatIsTrue(x) => Int(floats(x).map(|x| i64::from(x != 0.0))),
         Step::IntIsTrue(x) => Int(ints(x).map(|x| i64::from(x != 0))),
-        Step::Wrap { of, bits, signed: true } => Int(ints(of).map(|x| (x << (64 - bits)) >> (64 - bits))),
+        Step::Wrap {
+            of,
+            bits,
+            signed: true,
+        } => Int(ints(of).map(|x| (x << (64 - bits)) >> (64 - bits))),
         Step::Wrap { of, bits, .. } => Int(ints(of).map(|x| x & !(-1 << bits))),
     }
 }

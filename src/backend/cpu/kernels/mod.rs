@@ -277,7 +277,9 @@ pub fn compile(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
     let sized = entry.operands.iter().zip(&spec.operands).all(|(name, dtype)| {
         let halves = entry.halves.contains(name) && *dtype == Some(DType::F16);
         let longs = entry.longs.contains(name) && *dtype == Some(DType::I64);
-        halves || longs || dtype.is_none_or(|d| d.size() == size_of::<u32>() || matches!(d, DType::I8 | DType::U8))
+        halves
+            || longs
+            || dtype.is_none_or(|d| d.size() == size_of::<u32>() || matches!(d, DType::I8 | DType::U8))
     });
     (runs && sized && fits(entry, spec.kernel))
         .then(|| (entry.compile)(spec, isa))

@@ -616,7 +616,11 @@ impl Kernel for Reduce {
         let join = *[Join::Sum, Join::Largest, Join::Smallest, Join::Product].get(number("JOIN")?)?;
         let finish = *[Finish::Same, Finish::Mean, Finish::Root, Finish::Logarithm].get(number("FINISH")?)?;
         let of_ints = map != Map::Exponential && finish == Finish::Same;
-        if longs == [true, false] || elem.halves(spec, 0)? || elem == Elem::Int && !of_ints || map != Map::Same && join != Join::Sum {
+        if longs == [true, false]
+            || elem.halves(spec, 0)?
+            || elem == Elem::Int && !of_ints
+            || map != Map::Same && join != Join::Sum
+        {
             return None;
         }
         Some(Self {

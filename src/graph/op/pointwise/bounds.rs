@@ -56,7 +56,10 @@ impl Expr {
 
 /// The bounds of a constant, which is stored as a float.
 fn whole(v: f64) -> Option<Bounds> {
-    #[expect(clippy::cast_possible_truncation, reason = "constants are stored widened from integers")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "constants are stored widened from integers"
+    )]
     let whole = v as i128;
     Some(Bounds::new(whole, whole))
 }

@@ -52,7 +52,11 @@ fn edges() -> Vec<Case> {
     });
     let pairs = BINARY.iter().filter(|f| !f.is_logical() && !f.is_bitwise());
     let pairs = pairs.map(|f| {
-        let b = if *f == Binary::Pow { near() } else { input(&[11]).floats(EDGES) };
+        let b = if *f == Binary::Pow {
+            near()
+        } else {
+            input(&[11]).floats(EDGES)
+        };
         Case::new(Pointwise::binary(&format!("{f:?}"), *f), vec![all(), b])
     });
     let number = |v: f32| Expr::Const(f64::from(v), DType::F32);

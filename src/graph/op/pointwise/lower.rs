@@ -3,9 +3,9 @@
 use super::print::Style;
 use super::{Binary, Expr, MAX_INPUTS, NAMES, join_axes};
 use crate::backend::KernelCode;
-use crate::backend::kernel::{ByLanguage, Language};
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, Further, MAX_AXES};
 use crate::backend::kernel::functions;
+use crate::backend::kernel::{ByLanguage, Language};
 use crate::graph::bounds::Bounds;
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
@@ -102,36 +102,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
             }
         }
     }
-    let forms: Vec<OperandLayout> = shapes
-        .iter()
-        .map(|s| OperandLayout::of(s, &result))
-        .collect::<OpResult<_>>()?;
-    let apart = || {
-        forms
-            .iter()
-            .zip(&shapes)
-            .filter(|(f, _)| f.beside == Beside::Apart)
-    };
-    let mut walk = join_axes(&result, &apart().map(|(_, s)| s).collect::<Vec<_>>())?;
-    let axes = walk.sizes.len();
-    if apart().next().is_some() && axes > MAX_AXES {
-        return Err(OpError::NoKernel(format!(
-            "a broadcast over {axes} axes that cannot be merged (limit {MAX_AXES})"
-        )));
-    }
-    let mut fields: Vec<Field> = Vec::new();
-    if apart().next().is_some() {
-        fields.push(result.count()?.into());
-        fields.extend(walk.sizes.iter().take(axes.saturating_sub(1)).map(Field::from));
-    }
-    let mut strides = walk.strides.drain(..);
-    for form in &forms {
-        if form.beside == Beside::Apart {
-            fields.extend(strides.next().unwrap_or_default().into_iter().map(Field::from));
-        } else {
-            fields.extend(form.fields.iter().map(Field::from));
-        }
-    }
+    let (forms, axes, fields) = layouts(&shapes, &result)?;
     let saturates = storage_type == DType::I32;
     let wide = expr.is_wide(&types, &bounds, saturates)?;
     let vectors = expr.is_of_floats(&types);
@@ -152,6 +123,42 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
         operands,
         fields,
     })
+}
+
+/// The layouts of operands of these shapes relative to a result, the number of axes over which they
+/// are walked if one is [`Beside::Apart`], and the fields of all.
+fn layouts(shapes: &[Shape], result: &Shape) -> OpResult<(Vec<OperandLayout>, usize, Vec<Field>)> {
+    let forms: Vec<OperandLayout> = shapes
+        .iter()
+        .map(|s| OperandLayout::of(s, result))
+        .collect::<OpResult<_>>()?;
+    let apart = || {
+        forms
+            .iter()
+            .zip(shapes)
+            .filter(|(f, _)| f.beside == Beside::Apart)
+    };
+    let mut walk = join_axes(result, &apart().map(|(_, s)| s).collect::<Vec<_>>())?;
+    let axes = walk.sizes.len();
+    if apart().next().is_some() && axes > MAX_AXES {
+        return Err(OpError::NoKernel(format!(
+            "a broadcast over {axes} axes that cannot be merged (limit {MAX_AXES})"
+        )));
+    }
+    let mut fields: Vec<Field> = Vec::new();
+    if apart().next().is_some() {
+        fields.push(result.count()?.into());
+        fields.extend(walk.sizes.iter().take(axes.saturating_sub(1)).map(Field::from));
+    }
+    let mut strides = walk.strides.drain(..);
+    for form in &forms {
+        if form.beside == Beside::Apart {
+            fields.extend(strides.next().unwrap_or_default().into_iter().map(Field::from));
+        } else {
+            fields.extend(form.fields.iter().map(Field::from));
+        }
+    }
+    Ok((forms, axes, fields))
 }
 
 /// Layout of an operand relative to a result, with its own fields.
@@ -212,7 +219,11 @@ impl Expr {
     /// True if kernels can compute the expression for operands of these types.
     pub fn has_kernel(&self, types: &[DType]) -> bool {
         Language::ALL.into_iter().all(|language| {
-            let style = Style { types, language, wide: false };
+            let style = Style {
+                types,
+                language,
+                wide: false,
+            };
             self.print(style).is_ok()
         })
     }
@@ -265,12 +276,21 @@ fn body(expr: &Expr, style: Style<'_>, storage_type: DType) -> OpResult<String> 
 fn helpers(text: &str, style: Style<'_>) -> impl Iterator<Item = (&'static str, String)> {
     let [integer, unsigned] = style.ints();
     let all = functions::HELPERS.iter().filter(|h| text.contains(h.0));
-    all.map(move |(name, cl, _)| (*name, cl.replace("INTEGER", integer).replace("UNSIGNED", unsigned)))
+    all.map(move |(name, cl, _)| {
+        (
+            *name,
+            cl.replace("INTEGER", integer).replace("UNSIGNED", unsigned),
+        )
+    })
 }
 
 /// The `apply` functions in OpenCL C.
 fn opencl_c(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResult<String> {
-    let style = Style { types, language: Language::OpenClC, wide };
+    let style = Style {
+        types,
+        language: Language::OpenClC,
+        wide,
+    };
     let (dtype, vectors) = (expr.dtype(types)?, expr.is_of_floats(types));
     let (text, mut cl) = (body(expr, style, storage_type)?, String::new());
     for width in [1, 2, 4, 8, 16] {
@@ -309,7 +329,11 @@ fn opencl_c(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> Op
 
 /// The `apply` function in WGSL.
 fn wgsl(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResult<String> {
-    let style = Style { types, language: Language::Wgsl, wide };
+    let style = Style {
+        types,
+        language: Language::Wgsl,
+        wide,
+    };
     let text = body(expr, style, storage_type)?;
     let [int, _] = style.ints();
     let name = |t: DType| if t.is_float() { "f32" } else { int };

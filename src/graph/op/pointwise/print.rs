@@ -195,9 +195,21 @@ fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<St
     // Unsigned comparison and division differ from signed. Narrower integers are never negative.
     let is_unsigned = [a.1, b.1].contains(&DType::U64);
     let ((a, _), (b, type_b)) = (a, b);
-    let by_sign = |x: &str| if is_unsigned { style.unsigned(x, false) } else { x.to_owned() };
+    let by_sign = |x: &str| {
+        if is_unsigned {
+            style.unsigned(x, false)
+        } else {
+            x.to_owned()
+        }
+    };
     let [sa, sb] = [by_sign(&a), by_sign(&b)];
-    let back = |text: String| if is_unsigned { style.unsigned(&text, true) } else { text };
+    let back = |text: String| {
+        if is_unsigned {
+            style.unsigned(&text, true)
+        } else {
+            text
+        }
+    };
     let infix = |op: &str| format!("({a} {op} {b})");
     let truth = |op: &str| style.truth(&format!("{sa} {op} {sb}"));
     let of_ints = |name: &str| match is_unsigned {
@@ -232,7 +244,11 @@ fn binary(f: Binary, [a, b]: [Typed; 2], style: Style<'_>) -> OpResult<Option<St
         Binary::Pow if !is_float => return Err(OpError::NoKernel("Pow on integers".to_owned())),
         Binary::Pow => {
             let cast = if style.wgsl() { "f32" } else { "(FLOAT)" };
-            let b = if type_b.is_float() { b } else { format!("{cast}({b})") };
+            let b = if type_b.is_float() {
+                b
+            } else {
+                format!("{cast}({b})")
+            };
             format!("signed_pow({cast}({a}), {b})")
         }
     }))

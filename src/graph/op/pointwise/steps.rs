@@ -45,7 +45,13 @@ impl Expr {
     fn add_whole(&self, to: Target<'_>, steps: &mut Steps) -> OpResult<Register> {
         let dtype = |e: &Self| e.dtype(to.types);
         let unsigned = |t: DType| to.wide && t == DType::U64;
-        let to_float = |x, t| if unsigned(t) { Step::UnsignedToFloat(x) } else { Step::ToFloat(x) };
+        let to_float = |x, t| {
+            if unsigned(t) {
+                Step::UnsignedToFloat(x)
+            } else {
+                Step::ToFloat(x)
+            }
+        };
         let step = match self {
             Self::Input(i) => Step::Argument(*i),
             Self::Const(v, t) => constant(*v, *t),
@@ -113,10 +119,7 @@ fn integers(f: Binary, [a, b]: [Register; 2], types: [DType; 2], to: Target<'_>)
     })
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "constants are stored widened"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "constants are stored widened")]
 fn constant(v: f64, t: DType) -> Step {
     if t.is_float() {
         Step::Float((v as f32).to_bits())

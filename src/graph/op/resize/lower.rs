@@ -85,14 +85,18 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
 impl Changed {
     /// The coordinates along the axis, as the kernel computes them: step, first and unit.
     fn line(self, op: &Resize, cx: &mut LowerCx<'_>, size: &Dim, out: &Dim) -> OpResult<[Dim; 3]> {
-        let ratio = self.scale.map_or_else(|| [out.clone(), size.clone()], Ratio::dims);
+        let ratio = self
+            .scale
+            .map_or_else(|| [out.clone(), size.clone()], Ratio::dims);
         if op.coordinates == Coordinates::TfCropAndResize {
             return Ok([0, 0, 1].map(Dim::from));
         }
         let line = Line::of(op.coordinates, &ratio, size, out)?;
         for (n, what) in [(size, "from"), (out, "to")] {
             if n.as_const().is_some_and(|n| n > MAX_SIZE) {
-                return Err(OpError::NoKernel(format!("resizing {what} {n} elements of an axis")));
+                return Err(OpError::NoKernel(format!(
+                    "resizing {what} {n} elements of an axis"
+                )));
             }
             let what = format!("{MAX_SIZE} (limit of kernels) minus size to resize {what}");
             cx.require(Dim::from(MAX_SIZE).sub(n)?, &what);
@@ -162,10 +166,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let count = out.count()?;
     let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
-    let flags = [
-        ("HIGH", high.is_some()),
-        ("INSIDE_ONLY", op.exclude_outside),
-    ];
+    let flags = [("HIGH", high.is_some()), ("INSIDE_ONLY", op.exclude_outside)];
     let flags = flags
         .into_iter()
         .filter(|(_, set)| *set)

@@ -119,7 +119,10 @@ mod tests {
             let r = Ratio::of(scale);
             (r.up, r.down)
         };
-        assert_eq!([of(1.0), of(2.0), of(0.75), of(6.5)], [(1, 1), (2, 1), (3, 4), (13, 2)]);
+        assert_eq!(
+            [of(1.0), of(2.0), of(0.75), of(6.5)],
+            [(1, 1), (2, 1), (3, 4), (13, 2)]
+        );
         assert_eq!(of(0.3), (5_033_165, 1 << 24));
         for scale in [0.3f32, 0.7, 1.0 / 3.0, 123.456, 1e-3, 3e5] {
             assert_eq!(Ratio::of(scale).to_f64(), f64::from(scale));

@@ -61,7 +61,11 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     let part = nodes.one("part", Box::new(find(true)), &[largest]);
     let place = nodes.one("place", Box::new(GatherElements { axis: -1 }), &[places, part]);
     let value = nodes.one("value", Box::new(GatherElements { axis: -1 }), &[largest, part]);
-    nodes.output(TOKEN, Box::new(index_in_row(length, vocab)), &[part, place, value]);
+    nodes.output(
+        TOKEN,
+        Box::new(index_in_row(length, vocab)),
+        &[part, place, value],
+    );
     Ok(())
 }
 
