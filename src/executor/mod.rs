@@ -336,7 +336,8 @@ impl Executor {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let (at, port) = input_port(&p, name, shape)?;
         let fits = shape.iter().product::<usize>() == data.len();
-        if port.host.is_some() || port.device != DType::I32 || p.is_open() || !fits {
+        let known = matches!(port.device, DType::I32 | DType::I64);
+        if port.host.is_some() || !known || p.is_open() || !fits {
             let data: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
             let tensor = HostTensor::from_ints(port.dtype, shape, &data);
             let tensor = tensor.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
@@ -348,8 +349,12 @@ impl Executor {
             }
             let mut bytes = std::mem::take(&mut self.bytes);
             bytes.clear();
-            bytes.extend_from_slice(bytemuck::cast_slice(data));
-            pack::pad(&mut bytes, DType::I32);
+            if port.device == DType::I64 {
+                bytes.extend(data.iter().flat_map(|v| i64::from(*v).to_le_bytes()));
+            } else {
+                bytes.extend_from_slice(bytemuck::cast_slice(data));
+            }
+            pack::pad(&mut bytes, port.device);
             let stored = self.store(plan, "input", port, &bytes);
             self.bytes = bytes;
             stored?;

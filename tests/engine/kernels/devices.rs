@@ -106,6 +106,7 @@ fn opencl_arguments_are_the_descriptors() {
                     (None, Ty::Half4, _) => "uint2*",
                     (None, _, DType::F16) => "half*",
                     (None, _, DType::F32) => "float*",
+                    (None, _, DType::I64) => "long*",
                     (None, _, DType::I8) => "char*",
                     (None, _, DType::U8) => "uchar*",
                     (None, _, _) => "int*",

@@ -8,6 +8,7 @@ use transformer_lite::unstable::tensor::DType;
 /// Name of a WGSL scalar.
 fn scalar(module: &naga::Module, ty: naga::Handle<naga::Type>) -> String {
     match &module.types[ty].inner {
+        naga::TypeInner::Scalar(naga::Scalar::I64) => "i64".to_owned(),
         naga::TypeInner::Scalar(naga::Scalar { kind, width: 4 }) => match kind {
             naga::ScalarKind::Uint => "u32".to_owned(),
             naga::ScalarKind::Sint => "i32".to_owned(),
@@ -108,6 +109,7 @@ fn declared(spec: &KernelSpec) -> Vec<Binding> {
             (Ty::Uint4, _) => "vec4<u32>",
             (Ty::Half4, _) => "vec4<f16>",
             (_, DType::F32) => "f32",
+            (_, DType::I64) => "i64",
             (_, _) => "i32",
         };
         all.push((i, arg.name.to_owned(), access, ty.to_owned()));

@@ -27,7 +27,6 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("src/graph/op/resize.rs", "cases", "a table of cases, one after another"),
     ("src/graph/op/rotary_embedding.rs", "parts", "a graph, node by node"),
     ("src/llm/sampler/tests.rs", "numbers_out_of_range_name_their_option", "a table of cases, one after another"),
-    ("src/note.rs", "fmt", "a sentence for each note"),
     ("src/graph/op/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
 ];
 

@@ -5,6 +5,7 @@ use crate::backend::cpu::args::Memory;
 use crate::backend::kernel::functions::{Binary, Unary};
 use crate::backend::kernel::program::Step;
 use crate::tensor::DType;
+use std::cell::RefCell;
 
 /// Elements that are computed at once.
 const CHUNK: usize = 64;
@@ -20,6 +21,11 @@ enum Register {
 }
 
 use Register::{Float, Int};
+
+thread_local! {
+    /// The results of the steps. The memory is kept between dispatches.
+    static REGISTERS: RefCell<Vec<Register>> = RefCell::default();
+}
 
 impl Register {
     fn ints(&self) -> &[i64; CHUNK] {
@@ -58,22 +64,22 @@ pub(super) unsafe fn run(
     out: *mut u32,
     count: usize,
 ) {
-    let steps = apply.program.steps();
-    let mut registers: Vec<Register> = Vec::with_capacity(steps.len());
-    for at in (0..count).step_by(CHUNK) {
-        let n = CHUNK.min(count - at);
-        registers.clear();
-        for step in steps {
-            // SAFETY: by the contract.
-            let value = unsafe { compute(apply, *step, &registers, [first, at, n], computed) };
-            registers.push(value);
+    REGISTERS.with_borrow_mut(|registers| {
+        for at in (0..count).step_by(CHUNK) {
+            let n = CHUNK.min(count - at);
+            registers.clear();
+            for step in apply.program.steps() {
+                // SAFETY: by the contract.
+                let value = unsafe { compute(apply, *step, registers, [first, at, n], computed) };
+                registers.push(value);
+            }
+            let Some(value) = registers.get(apply.program.value()) else {
+                continue;
+            };
+            // SAFETY: the caller owns `count` results at `out`.
+            unsafe { store(value, apply.result, out, at, n) };
         }
-        let Some(value) = registers.get(apply.program.value()) else {
-            continue;
-        };
-        // SAFETY: the caller owns `count` results at `out`.
-        unsafe { store(value, apply.result, out, at, n) };
-    }
+    });
 }
 
 /// Stores `n` elements of a register at element `at` of `out`.

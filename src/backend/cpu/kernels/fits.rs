@@ -209,8 +209,8 @@ fn smaller_operands_of_windows_do_not_fit() {
     check::<super::conv::Conv>(&defines, &words, &sizes, &["x", "w", "bias"]);
     let sizes = [(F, 60), (F, 24)];
     check::<super::pool::Pool>(&window, &[24, 4, 5, 2, 4, 0, 0, 0, 0], &sizes, &["x"]);
-    let defines = [("COORDINATES", 4), ("TAPS", 2), ("HIGH", 1)];
-    let words = [96, 2, 4, 3, 5, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    let defines = [("COORDINATES", 0), ("TAPS", 2), ("HIGH", 1)];
+    let words = [96, 2, 4, 3, 5, 4, 1, 4, 8, 10, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     check::<super::resize::Resize>(&defines, &words, &[(F, 60), (F, 96)], &["x"]);
 }
 

@@ -595,7 +595,7 @@ mod tests {
         let words = args(&[1, 3, 6, 1, 4, 8, 1], true);
         let y = testing::memory(&[0u32; 48]);
         let spec = KernelSpec {
-            defines: [("COORDINATES", 0), ("ROUNDING", 0), ("TAPS", 1), ("HIGH", 1)]
+            defines: [("COORDINATES", 0), ("ROUNDING", 2), ("TAPS", 1), ("HIGH", 1)]
                 .into_iter()
                 .collect(),
             operands: vec![Some(DType::I32); 2],
