@@ -508,7 +508,8 @@ mod tests {
         let (step_h, unit_h) = if high { (2 * in_h, 2 * out_h) } else { (2, 2) };
         let sizes = [count as u32, in_h, out_h, mid, in_w, out_w, inner];
         let steps = [step_h, unit_h, 2 * in_w, 2 * out_w];
-        let firsts = [step_h as i32 - unit_h as i32, in_w as i32 - out_w as i32].map(i32::cast_unsigned);
+        let first_h = (step_h as i32 - unit_h as i32) / 2;
+        let firsts = [first_h, in_w as i32 - out_w as i32].map(i32::cast_unsigned);
         let floats = [0.1, 1.2, -0.2, 0.8, -0.75, 9.5].map(f32::to_bits);
         let lists: [&[u32]; 4] = [&sizes, &steps, &firsts, &floats];
         lists.concat()
