@@ -195,6 +195,9 @@ pub struct Kernel {
     pub is_linear: bool,
     /// The sources also work for operands of 64-bit integers; see [`KernelSpec::is_wide`].
     pub takes_wide: bool,
+    /// Where a CPU converts halves in software, the OpenCL C source loads infinite halves as large
+    /// numbers, since testing each element would cost time.
+    pub finite_halves: bool,
     /// The axes of the grid whose number of work-groups it reads, whatever the defines.
     pub grid_axes_read: &'static [usize],
 }
@@ -325,6 +328,7 @@ impl Kernel {
             features: Features::NONE,
             is_linear: false,
             takes_wide: false,
+            finite_halves: false,
             grid_axes_read: &[],
         }
     }
@@ -369,6 +373,14 @@ impl Kernel {
     #[must_use]
     pub const fn wide(mut self) -> Self {
         self.takes_wide = true;
+        self
+    }
+
+    /// Declares that infinite halves may be loaded as large numbers; see
+    /// [`Kernel::finite_halves`].
+    #[must_use]
+    pub const fn finite_halves(mut self) -> Self {
+        self.finite_halves = true;
         self
     }
 

@@ -20,30 +20,6 @@ pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a,
 /// Loads and stores of halves in OpenCL C, used by the accessors.
 const HALF: &str = include_str!("../../../cl/common/half.cl");
 
-/// Matmuls, convolutions, and kernels of decoders. Where a CPU converts halves in software, they
-/// load infinite halves as large numbers, since to test each element costs time.
-const FINITE_HALF: &[&str] = &[
-    "attention",
-    "attention_merge",
-    "attention_row",
-    "conv",
-    "conv_tiled",
-    "gather_e0m",
-    "kv_append",
-    "kv_append_q8",
-    "matmul",
-    "matmul_e0m",
-    "matmul_e0m_int8",
-    "matmul_tiled",
-    "matvec_e0m",
-    "matvec_e0m_int8",
-    "norm",
-    "norm_row",
-    "quantize_rows",
-    "rotary",
-    "rotary_append",
-];
-
 /// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
 /// one queued.
 pub fn in_parts(text: &str) -> String {
@@ -85,7 +61,7 @@ impl Printer for OpenClC {
         s += &spec.defines_cl(flags);
         s += &spec.params_cl();
         if spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
-            if FINITE_HALF.contains(&spec.kernel.name) {
+            if spec.kernel.finite_halves {
                 s.push_str("#define FINITE_HALF\n");
             }
             s.push_str(HALF);

@@ -35,6 +35,7 @@ crate::kernel! {
         q: In, k: In, v: In, mask: OptionalIn, tiles: OptionalIn, pages: OptionalIn, live: Weight,
         y: Out
     ]
+    .finite_halves()
 }
 
 crate::kernel! {
@@ -76,12 +77,14 @@ crate::kernel! {
         let able = device.tensor_cores.is_some() || device.language() == Some(Language::Wgsl) && device.fast_local;
         able && device.max_workgroup >= ROW_ITEMS && device.local_bytes >= 19 << 10
     })
+    .finite_halves()
 }
 
 crate::kernel! {
     static MERGE: TypedKernel<MergeArgs> = "attention_merge" {
         vectors, splits: U32
     } [x: In, y: Out]
+    .finite_halves()
 }
 
 /// A single query is split over its keys if there can be more than this.

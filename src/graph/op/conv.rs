@@ -24,6 +24,7 @@ crate::kernel! {
         in_h, in_w, out_h, out_w, channels, rows, outputs, tiles, first, parts, image: U32;
         total, pad_h, pad_w: I32
     } [x: In, w: In, bias: OptionalIn, y: PartialOut Single]
+    .finite_halves()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

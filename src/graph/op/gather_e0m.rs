@@ -21,6 +21,7 @@ crate::kernel! {
         count, k, panel: U32; table_rows, first, part_rows: I32
     } [codes: Weight Uint4, scales: Weight Uint4, index: In, y: PartialOut]
     .linear()
+    .finite_halves()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

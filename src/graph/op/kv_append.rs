@@ -23,6 +23,7 @@ crate::kernel! {
         count, start, row: U32
     } [x: In, places: OptionalIn, live: Weight, state: PartialOut]
     .linear()
+    .finite_halves()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "kv_append_q8" {
         rows, start, heads: U32
     } [x: In, places: OptionalIn, live: Weight, state: PartialOut Uint]
+    .finite_halves()
 }
 
 /// Work-items per row of a head.

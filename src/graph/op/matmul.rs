@@ -25,11 +25,13 @@ crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "matmul" {
         m, n, k, b_stride, y_stride, column, n1, n2, a0, a1, a2, b0, b1, b2, batches: U32
     } [a: In, b: In, y: PartialOut]
+    .finite_halves()
 }
 crate::kernel! {
     /// The variant tiled in local memory.
     pub(super) static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y: PartialOut Single]
     .variant_of(&KERNEL.kernel, |device| device.fast_local)
+    .finite_halves()
 }
 
 /// Rows per work-item if there are many rows.
@@ -169,8 +171,8 @@ impl Op for MatMul {
         }
         let y = each(
             sizes,
-            &fa.to_i64()?,
-            &fb.to_i64()?,
+            &fa.to_bits()?,
+            &fb.to_bits()?,
             filled(&shape, 0i64)?,
             |a, b, y| integers(sizes, a, b, self.trans_b, y),
         )?;

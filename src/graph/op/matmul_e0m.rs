@@ -60,6 +60,7 @@ crate::kernel! {
         },
         subgroup_size::FORM,
     ])
+    .finite_halves()
 }
 
 crate::kernel! {
@@ -68,6 +69,7 @@ crate::kernel! {
         m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
     } [x: In, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
     .with_forms(&[subgroup_size::FORM])
+    .finite_halves()
 }
 
 crate::kernel! {

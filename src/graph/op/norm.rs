@@ -23,6 +23,7 @@ crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "norm" {
         rows, cols, sets, per, run: U32; epsilon: F32
     } [x: In, scale: OptionalIn, bias: OptionalIn, mean: OptionalIn, variance: OptionalIn, y: Out]
+    .finite_halves()
 }
 
 crate::kernel! {
@@ -31,6 +32,7 @@ crate::kernel! {
         cols: U32; epsilon: F32
     } [x: In, scale: In, y: Out]
     .variant_of(&KERNEL.kernel, |device| device.fast_local && device.max_workgroup >= ROW_ITEMS)
+    .finite_halves()
 }
 /// Work-items per work-group of [`ROW`].
 const ROW_ITEMS: u32 = 256;

@@ -18,6 +18,7 @@ crate::kernel! {
         count, heads, dim, angles: U32
     } [x: In, cosine: In, sine: In, y: Out]
     .linear()
+    .finite_halves()
 }
 
 /// Which elements of a head form a pair to rotate.

@@ -25,6 +25,7 @@ crate::kernel! {
         keys: PartialOut, values: PartialOut
     ]
     .linear()
+    .finite_halves()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

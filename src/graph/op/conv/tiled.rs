@@ -15,6 +15,7 @@ crate::kernel! {
         outputs, first, groups, first_group, all_groups, batches: U32
     } [a: In, b: In, bias: OptionalIn, y: PartialOut Single]
     .variant_of(&super::KERNEL.kernel, |device| device.fast_local)
+    .finite_halves()
 }
 
 /// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.

@@ -24,6 +24,7 @@ crate::kernel! {
         rows, k: U32
     } [x: In, y: Out Uint, factors: Out Uint]
     .linear()
+    .finite_halves()
 }
 
 crate::kernel! {
@@ -36,6 +37,7 @@ crate::kernel! {
     ]
     .with_features(Features::all(&[Feature::PackedDot]))
     .with_forms(dots::FORMS)
+    .finite_halves()
 }
 
 crate::kernel! {
@@ -45,6 +47,7 @@ crate::kernel! {
     } [x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
     .with_features(Features::all(&[Feature::PackedDot]))
     .with_forms(dots::FORMS)
+    .finite_halves()
 }
 
 /// Quantizes `data`, rows of `k` activations, in blocks of `block` and decodes it again.
