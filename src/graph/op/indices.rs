@@ -11,7 +11,7 @@ use crate::shape::Dim;
 
 crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "check_indices" {
-        count, columns: U32; low, n0, n1, n2, n3, code: I32
+        count, columns: U32; n0, n1, n2, n3, code: I32
     } [x: In, fault: PartialOut Single]
     .linear()
 }
@@ -39,7 +39,6 @@ pub(super) fn checked(cx: &mut LowerCx<'_>, i: usize, sizes: &[Dim]) -> OpResult
         fault,
         count: count.clone(),
         columns: Dim::from_usize(sizes.len().max(1)),
-        low: 1.into(),
         n0,
         n1,
         n2,

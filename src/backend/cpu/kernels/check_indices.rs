@@ -5,7 +5,7 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 
 arguments! {
-    pub struct Args { count, columns: U32; low, n0, n1, n2, n3, code: I32 } [x: In, fault: Out]
+    pub struct Args { count, columns: U32; n0, n1, n2, n3, code: I32 } [x: In, fault: Out]
 }
 
 /// `fault[0] = code` if an index is outside the axis of its column.
@@ -19,7 +19,7 @@ impl Kernel for CheckIndices {
     }
 
     fn fits(&self, args: &Args) -> bool {
-        args.x.holds::<i32>(args.count) && args.fault.holds::<i32>(1)
+        (1..=4).contains(&args.columns) && args.x.holds::<i32>(args.count) && args.fault.holds::<i32>(1)
     }
 
     fn pieces(&self, _: &Args, _: usize) -> usize {
@@ -29,10 +29,14 @@ impl Kernel for CheckIndices {
     unsafe fn run(&self, args: &Args, store: &Store<'_>, _: usize, _: usize, _: &mut Scratch) {
         // SAFETY: nobody writes the indices.
         let x = unsafe { args.x.slice::<i32>() };
-        let sizes = [args.n0, args.n1, args.n2, args.n3];
         let inside = |(i, v): (usize, &i32)| {
-            let n = sizes.get(i % args.columns.max(1)).copied().unwrap_or(0);
-            (if args.low != 0 { -n } else { 0 }..n).contains(v)
+            let n = match i % args.columns {
+                0 => args.n0,
+                1 => args.n1,
+                2 => args.n2,
+                _ => args.n3,
+            };
+            (-n..n).contains(v)
         };
         if !x.iter().take(args.count).enumerate().all(inside) {
             // SAFETY: the only piece owns the result.
