@@ -84,7 +84,7 @@ fn input_port<'p>(p: &'p Plan, name: &str, shape: &[usize]) -> Result<(usize, &'
     Ok((at, port))
 }
 
-/// Fails if a value of an input is not among those that its readers accept.
+/// Fails if a value of an input is not among those that the plan accepts.
 fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i64>) -> Result<()> {
     let value = |v: i64| match port.dtype {
         DType::U64 => i128::from(v.cast_unsigned()),
@@ -95,7 +95,7 @@ fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i64>)
         return Ok(());
     };
     let what = format!(
-        "input \"{}\": element {at} is {v}; expected {} to {}, which are the values that its readers accept",
+        "input \"{}\": element {at} is {v}; expected {} to {}",
         port.name, accepts.low, accepts.high
     );
     Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch))
@@ -331,29 +331,25 @@ impl Executor {
     }
 
     /// Writes an input of integers like [`Executor::write`], in its declared type. Allocates
-    /// nothing after the first call, unless the host reads the input or the plan is open.
+    /// nothing after the first call, unless the host reads the input, the plan is open, or the
+    /// device stores the input in 64 bits.
     pub fn write_i32(&mut self, plan: usize, name: &str, shape: &[usize], data: &[i32]) -> Result<()> {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let (at, port) = input_port(&p, name, shape)?;
         let fits = shape.iter().product::<usize>() == data.len();
-        let known = matches!(port.device, DType::I32 | DType::I64);
-        if port.host.is_some() || !known || p.is_open() || !fits {
+        if port.host.is_some() || port.device != DType::I32 || p.is_open() || !fits {
             let data: Vec<i64> = data.iter().map(|v| i64::from(*v)).collect();
             let tensor = HostTensor::from_ints(port.dtype, shape, &data);
             let tensor = tensor.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
             return self.write(plan, name, &tensor);
         }
-        if port.storage.is_some() {
+        if port.storage.is_some() && !data.is_empty() {
             if let Some(accepts) = port.accepts {
                 check_values(port, accepts, data.iter().map(|v| i64::from(*v)))?;
             }
             let mut bytes = std::mem::take(&mut self.bytes);
             bytes.clear();
-            if port.device == DType::I64 {
-                bytes.extend(data.iter().flat_map(|v| i64::from(*v).to_le_bytes()));
-            } else {
-                bytes.extend_from_slice(bytemuck::cast_slice(data));
-            }
+            bytes.extend_from_slice(bytemuck::cast_slice(data));
             pack::pad(&mut bytes, port.device);
             let stored = self.store(plan, "input", port, &bytes);
             self.bytes = bytes;
@@ -365,6 +361,10 @@ impl Executor {
 
     /// Writes a tensor to the location of a port; `what` names it in errors.
     fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
+        // Without elements it may have no memory of its own.
+        if tensor.is_empty() {
+            return Ok(());
+        }
         let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{}\": {why}", port.name));
         let bytes = to_device(tensor, port.device).map_err(wrong)?;
         self.store(plan, what, port, &bytes)

@@ -1,10 +1,10 @@
 //! Bounds of the elements of integer tensors, by which plans decide how many bits an element takes
 //! on a device.
 //!
-//! Bounds come from three sources only: constants, sizes, and the values that readers accept.
-//! Operators pass them on with [`Op::bounds`](super::Op::bounds) and state what they accept with
-//! [`Op::accepts`](super::Op::accepts). An input of the graph without such a reader has the bounds
-//! of its type.
+//! Bounds come from constants, sizes, the values that readers accept, and what the caller promises
+//! of an input ([`Edit::bound_input`](super::Edit::bound_input)). Operators pass them on with
+//! [`Op::bounds`](super::Op::bounds) and state what they accept with
+//! [`Op::accepts`](super::Op::accepts). Any other input of the graph has the bounds of its type.
 
 use super::{Graph, Node, NodeId, ValueId};
 use crate::num;
@@ -24,6 +24,9 @@ const LARGEST_SIZE: i128 = i32::MAX as i128;
 impl Bounds {
     /// Truth values.
     pub const TRUTH: Self = Self::new(0, 1);
+
+    /// The values of a 32-bit signed integer.
+    pub const WORD: Self = Self::new(i32::MIN as i128, i32::MAX as i128);
 
     /// From `low` to `high`, inclusive.
     pub const fn new(low: i128, high: i128) -> Self {
@@ -50,7 +53,7 @@ impl Bounds {
 
     /// Whether a 32-bit signed integer holds all values.
     pub fn fits_32(self) -> bool {
-        self.within(Self::new(i32::MIN.into(), i32::MAX.into()))
+        self.within(Self::WORD)
     }
 
     /// The smallest bounds that contain both.
@@ -94,7 +97,7 @@ impl Bounds {
         let each = dims.iter().map(|d| d.bounds(limits).ok());
         let each = each.map(|b| b.map(|(low, high)| Self::new(low.into(), high.into())));
         // Without a limit, each run checks that the values fit the table that kernels read.
-        let all = each.map(|b| b.unwrap_or(Self::new(i32::MIN.into(), i32::MAX.into())));
+        let all = each.map(|b| b.unwrap_or(Self::WORD));
         all.reduce(Self::join)
     }
 }
@@ -205,7 +208,8 @@ pub fn derive(
         }
     }
     for v in graph.inputs() {
-        narrow(&mut all, &accepted, *v);
+        narrow(&mut all, *v, graph.value(*v).bounds);
+        narrow(&mut all, *v, accepted.get(v.index()).copied().flatten());
     }
     // Forward: what follows from the operands.
     for node in nodes() {
@@ -230,15 +234,14 @@ pub fn derive(
             }
         }
         if let (true, Some(v)) = (node.op.saturates(), node.outputs.first()) {
-            narrow(&mut all, &accepted, *v);
+            narrow(&mut all, *v, accepted.get(v.index()).copied().flatten());
         }
     }
     all
 }
 
-/// Restricts the bounds of `v` to what its readers accept.
-fn narrow(all: &mut [Option<Bounds>], accepted: &[Option<Bounds>], v: ValueId) {
-    let found = accepted.get(v.index()).copied().flatten();
+/// Restricts the bounds of `v` to those in `found`.
+fn narrow(all: &mut [Option<Bounds>], v: ValueId, found: Option<Bounds>) {
     if let (Some(Some(slot)), Some(found)) = (all.get_mut(v.index()), found) {
         *slot = slot.meet(found);
     }

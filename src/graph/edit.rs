@@ -1,5 +1,6 @@
 //! [`Edit`], the only way to change a [`Graph`].
 
+use super::bounds::Bounds;
 use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
@@ -129,6 +130,7 @@ impl<'a> Edit<'a> {
             name,
             fact,
             producer: None,
+            bounds: None,
             is_input: false,
             is_output: false,
             state: None,
@@ -270,6 +272,12 @@ impl<'a> Edit<'a> {
     pub fn add_input(&mut self, id: ValueId) {
         self.graph.values[id.index()].is_input = true;
         self.graph.inputs.push(id);
+    }
+
+    /// Promises that the elements of the integer input `id` are within `bounds`, so that a plan may
+    /// store fewer bits. Writing others is an error.
+    pub fn bound_input(&mut self, id: ValueId, bounds: Bounds) {
+        self.graph.values[id.index()].bounds = Some(bounds);
     }
 
     /// Removes `id` from the graph's inputs.

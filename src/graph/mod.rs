@@ -17,6 +17,7 @@ pub mod text;
 pub use edit::Edit;
 pub use op::{Op, OpError};
 
+use self::bounds::Bounds;
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Constraints, Dim, Fact, Known, Symbol};
 use std::cmp::Reverse;
@@ -51,6 +52,8 @@ pub struct Value {
     pub fact: Option<Fact>,
     /// The node that computes it; `None` for inputs, states and constants.
     pub producer: Option<NodeId>,
+    /// What the caller promises of the elements of an integer input; `None` for nothing.
+    pub(crate) bounds: Option<Bounds>,
     /// Whether it is listed in the graph's inputs, and in its outputs.
     is_input: bool,
     is_output: bool,

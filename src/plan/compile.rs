@@ -170,7 +170,7 @@ impl<'a> Compiler<'a> {
         Ok(device_dtype(self.graph.fact(v)?.dtype, float, bounds))
     }
 
-    /// The values of an input that its readers accept, unless they accept all.
+    /// The values that the plan accepts of an input, unless those are all of its type.
     pub fn accepts(&self, v: ValueId) -> Option<Bounds> {
         let bounds = self.integers.get(v.index()).copied().flatten();
         let all = self.fact(v).and_then(|f| Bounds::of(f.dtype));

@@ -81,7 +81,8 @@ fn spir_v(text: &str, kernel: &str) -> Result<Vec<u8>, AnyError> {
     use naga::valid::{Capabilities, ValidationFlags, Validator};
 
     let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
-    let capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32 | Capabilities::SHADER_FLOAT16;
+    let capabilities =
+        Capabilities::SHADER_FLOAT16_IN_FLOAT32 | Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_INT64;
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .map_err(|e| e.emit_to_string(text))?;

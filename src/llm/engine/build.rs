@@ -4,6 +4,7 @@
 use super::{Decoder, Logits, batch, states};
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
+use crate::graph::bounds::Bounds;
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
@@ -112,6 +113,7 @@ impl DecoderBuilder {
             ));
         }
         check_inputs(&graph)?;
+        bound_inputs(&mut graph);
         let past = past(&graph, &sequence)?;
         let rows = logits_rows(&graph, self.target.logits)?;
         let vocab = observed_vocab.map_or_else(|| vocabulary(&graph), Ok)?;
@@ -244,6 +246,14 @@ fn check_inputs(graph: &Graph) -> Result<()> {
             "unexpected input \"{name}\": it is neither {} nor a KV cache",
             roles::KNOWN.join(", ")
         ))),
+    }
+}
+
+/// Runs write integers in 32 bits ([`Executor::write_i32`](crate::executor::Executor::write_i32)).
+fn bound_inputs(graph: &mut Graph) {
+    let mut edit = Edit::new(graph);
+    for v in edit.inputs().to_vec() {
+        edit.bound_input(v, Bounds::WORD);
     }
 }
 
