@@ -409,6 +409,15 @@ impl HostTensor {
         })
     }
 
+    /// Integer or `bool` elements of any type, exactly.
+    pub fn to_i128(&self) -> Result<Vec<i128>, TensorError> {
+        let exact = |v: i64| match self.dtype {
+            DType::U64 => i128::from(v.cast_unsigned()),
+            _ => i128::from(v),
+        };
+        Ok(self.to_bits()?.into_iter().map(exact).collect())
+    }
+
     /// A tensor of the float type `dtype` from `f32` elements, rounded to that type.
     pub fn from_floats(dtype: DType, shape: &[usize], data: &[f32]) -> Result<Self, TensorError> {
         match dtype {
@@ -505,6 +514,16 @@ impl HostTensor {
             }
         }
         Self::from_bytes(dtype, shape, &bytes)
+    }
+
+    /// Like [`HostTensor::from_ints`], for wider elements.
+    pub fn from_i128s(dtype: DType, shape: &[usize], data: &[i128]) -> Result<Self, TensorError> {
+        #[expect(clippy::cast_possible_truncation, reason = "integers keep the low bits")]
+        let low: Vec<i64> = match dtype {
+            DType::Bool => data.iter().map(|v| i64::from(*v != 0)).collect(),
+            _ => data.iter().map(|v| *v as i64).collect(),
+        };
+        Self::from_ints(dtype, shape, &low)
     }
 }
 

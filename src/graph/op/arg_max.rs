@@ -81,7 +81,7 @@ impl Op for ArgMax {
         let y = if x.dtype().is_float() {
             self.find(&x.to_f64()?, extents)
         } else {
-            self.find(&x.to_i64()?, extents)
+            self.find(&x.to_i128()?, extents)
         };
         let mut shape = x.shape().to_vec();
         if self.keep {
@@ -217,5 +217,17 @@ mod tests {
             };
             assert_eq!((find(false), find(true)), (vec![1], vec![3]));
         }
+    }
+
+    #[test]
+    fn unsigned_integers_are_compared_as_such() {
+        let x = HostTensor::from_ints(DType::U64, &[3], &[1, -1, 2]).unwrap();
+        let op = ArgMax {
+            min: false,
+            axis: 0,
+            keep: false,
+            last: false,
+        };
+        assert_eq!(op.eval(&[Some(&x)]).unwrap()[0].to_i64().unwrap(), [1]);
     }
 }

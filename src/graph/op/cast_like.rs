@@ -96,7 +96,7 @@ impl Op for CastMini {
         let data = if x.dtype().is_float() {
             x.to_f64()?.into_owned()
         } else {
-            x.to_i64()?.into_iter().map(|v| v as f64).collect()
+            x.to_i128()?.into_iter().map(|v| v as f64).collect()
         };
         Ok(vec![HostTensor::from_rounded(
             self.to,

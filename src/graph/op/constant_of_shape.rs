@@ -13,6 +13,14 @@ pub struct ConstantOfShape {
     pub value: HostTensor,
 }
 
+impl ConstantOfShape {
+    /// The fill value, if it is an integer that `i64` can represent.
+    fn integer(&self) -> Option<i64> {
+        let value = self.value.to_i64().ok()?;
+        value.first().copied()
+    }
+}
+
 impl Op for ConstantOfShape {
     fn name(&self) -> &str {
         "ConstantOfShape"
@@ -23,8 +31,8 @@ impl Op for ConstantOfShape {
         if !self.value.dtype().is_float()
             && let Some(shape) = fact.shape.as_fixed()
             && let Some(n) = super::count(&shape).ok().filter(|n| *n <= MAX_KNOWN)
+            && let Some(value) = self.integer()
         {
-            let value = self.value.to_i64()?.first().copied().unwrap_or(0);
             fact.known = Known::Dims(vec![Dim::from(value); n]);
         }
         Ok(vec![fact])
@@ -44,8 +52,8 @@ impl Op for ConstantOfShape {
         let value = if self.value.dtype().is_float() {
             self.value.to_f32()?.first().copied().map(f64::from)
         } else {
-            let whole = self.value.to_i64()?.first().copied();
-            whole.and_then(|v| i32::try_from(v).ok()).map(f64::from)
+            let whole = self.integer().and_then(|v| i32::try_from(v).ok());
+            whole.map(f64::from)
         };
         let value = value.filter(|v| v.is_finite()).ok_or_else(|| {
             let value = &self.value;

@@ -27,7 +27,7 @@ pub(super) fn truths(x: &HostTensor) -> OpResult<Vec<bool>> {
     if x.dtype().is_float() {
         return Ok(x.to_f64()?.iter().map(|v| *v != 0.0).collect());
     }
-    Ok(x.to_i64()?.into_iter().map(|v| v != 0).collect())
+    Ok(x.to_bits()?.into_iter().map(|v| v != 0).collect())
 }
 
 /// For each element of a small integer or boolean tensor, whether it is nonzero, if known for all.

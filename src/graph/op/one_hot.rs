@@ -26,12 +26,12 @@ pub struct OneHot {
 const MAX_PLACES: usize = 1 << 20;
 
 /// A numeric tensor as integers; fractions are truncated.
-fn whole(x: &HostTensor) -> OpResult<Vec<i64>> {
+fn whole(x: &HostTensor) -> OpResult<Vec<i128>> {
     #[expect(clippy::cast_possible_truncation, reason = "as the operator is defined")]
     if x.dtype().is_float() {
-        return Ok(x.to_f64()?.iter().map(|v| *v as i64).collect());
+        return Ok(x.to_f64()?.iter().map(|v| *v as i128).collect());
     }
-    Ok(x.to_i64()?)
+    Ok(x.to_i128()?)
 }
 
 fn depth(x: &HostTensor) -> OpResult<usize> {
@@ -88,8 +88,8 @@ impl Op for OneHot {
         let mut shape = index.shape().to_vec();
         shape.insert(a, depth);
         let (outer, _, inner) = super::around(&shape, a)?;
-        let size = num::signed(depth);
-        let hot: Vec<i64> = whole(index)?
+        let size = i128::from(num::signed(depth));
+        let hot: Vec<i128> = whole(index)?
             .into_iter()
             .map(|i| if i < 0 { i.saturating_add(size) } else { i })
             .collect();

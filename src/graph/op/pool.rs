@@ -99,8 +99,8 @@ impl Op for Pool {
             else {
                 return Err(OpError::expected("element type", "a float type", x.dtype()));
             };
-            let (y, at) = maxima(&axes, &x.to_i64()?, &shape, i64::MIN)?;
-            let mut out = vec![HostTensor::from_ints(x.dtype(), &shape, &y)?];
+            let (y, at) = maxima(&axes, &x.to_i128()?, &shape, i128::MIN)?;
+            let mut out = vec![HostTensor::from_i128s(x.dtype(), &shape, &y)?];
             if indices {
                 out.push(positions(&axes, &shape, at, column_major)?);
             }

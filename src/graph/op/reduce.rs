@@ -153,41 +153,41 @@ impl Op for Reduce {
         let shape = self.shape(&Shape::fixed(x.shape()).0, &axes);
         let shape = Shape(shape).as_fixed().unwrap_or_default();
         if !x.dtype().is_float() {
-            let data = x.to_i64()?;
-            let count = num::signed(inner.len()).max(1);
+            let data = x.to_i128()?;
+            let count = i128::from(num::signed(inner.len())).max(1);
             let (least, most) = ends(x.dtype());
             let of = |base: &usize| {
                 let all = inner.iter().map(|i| data[base + i]);
                 match self.kind {
-                    Kind::Sum => all.fold(0, i64::wrapping_add),
-                    Kind::Mean => all.fold(0, i64::wrapping_add) / count,
-                    Kind::Prod => all.fold(1, i64::wrapping_mul),
-                    Kind::L1 => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_abs())),
-                    Kind::SumSquare => all.fold(0, |s: i64, v| s.wrapping_add(v.wrapping_mul(v))),
+                    Kind::Sum => all.fold(0, i128::wrapping_add),
+                    Kind::Mean => all.fold(0, i128::wrapping_add) / count,
+                    Kind::Prod => all.fold(1, i128::wrapping_mul),
+                    Kind::L1 => all.fold(0, |s: i128, v| s.wrapping_add(v.wrapping_abs())),
+                    Kind::SumSquare => all.fold(0, |s: i128, v| s.wrapping_add(v.wrapping_mul(v))),
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
                         reason = "ONNX returns the operand's type"
                     )]
-                    Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i64,
+                    Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i128,
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
                         reason = "ONNX returns the operand's type"
                     )]
-                    Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i64,
+                    Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i128,
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
                         reason = "ONNX returns the operand's type"
                     )]
-                    Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
+                    Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i128,
                     Kind::Max => all.max().unwrap_or(least),
                     Kind::Min => all.min().unwrap_or(most),
                 }
             };
-            let y: Vec<i64> = outer.iter().map(of).collect();
-            return Ok(vec![HostTensor::from_ints(x.dtype(), &shape, &y)?]);
+            let y: Vec<i128> = outer.iter().map(of).collect();
+            return Ok(vec![HostTensor::from_i128s(x.dtype(), &shape, &y)?]);
         }
         let data = x.to_f64()?;
         let of = |base: &usize| -> f64 {
@@ -292,11 +292,9 @@ pub(super) fn wraps(cx: &LowerCx<'_>) -> OpResult<()> {
     Ok(())
 }
 
-/// The least and the largest value of an integer type or `bool`; a `u64` as its bits.
-#[expect(clippy::cast_possible_truncation, reason = "the largest `u64` keeps its bits")]
-fn ends(dtype: DType) -> (i64, i64) {
-    let (least, most) = dtype.int_range().unwrap_or((0, 1));
-    (least as i64, most as i64)
+/// The least and the largest value of an integer type or `bool`.
+fn ends(dtype: DType) -> (i128, i128) {
+    dtype.int_range().unwrap_or((0, 1))
 }
 
 /// Rows of up to this many elements are reduced by one work-item.
@@ -534,5 +532,26 @@ mod tests {
             assert_eq!(of(Kind::Max, dtype), [least], "{dtype}");
             assert_eq!(of(Kind::Min, dtype), [most], "{dtype}");
         }
+    }
+
+    #[test]
+    fn unsigned_integers_are_reduced_as_such() {
+        let bits = [-1, 1, i64::MIN, -1];
+        let x = HostTensor::from_ints(DType::U64, &[4], &bits).unwrap();
+        let of = |kind| {
+            let op = Reduce {
+                kind,
+                axes: None,
+                keep: false,
+                noop_without_axes: false,
+            };
+            op.eval(&[Some(&x)]).unwrap()[0].to_i128().unwrap()[0]
+        };
+        let (most, half) = (i128::from(u64::MAX), 1i128 << 63);
+        assert_eq!((of(Kind::Min), of(Kind::Max)), (1, most));
+        assert_eq!(of(Kind::Mean), (2 * most + half + 1) / 4);
+        // Sums wrap around.
+        assert_eq!(of(Kind::Sum), (2 * most + half + 1) % (most + 1));
+        assert_eq!(of(Kind::L1), of(Kind::Sum));
     }
 }

@@ -140,7 +140,7 @@ impl Op for Scatter {
             }
             return Ok(vec![HostTensor::from_f64s(x.dtype(), x.shape(), &data)?]);
         }
-        let (mut data, new) = (x.to_i64()?, updates.to_i64()?);
+        let (mut data, new) = (x.to_i128()?, updates.to_i128()?);
         for (at, new) in places.into_iter().zip(new) {
             if let Some(old) = data.get_mut(at) {
                 *old = match self.reduction {
@@ -152,7 +152,7 @@ impl Op for Scatter {
                 };
             }
         }
-        Ok(vec![HostTensor::from_ints(x.dtype(), x.shape(), &data)?])
+        Ok(vec![HostTensor::from_i128s(x.dtype(), x.shape(), &data)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

@@ -102,7 +102,7 @@ impl Op for TopK {
         let rows = if x.dtype().is_float() {
             ranked(&x.to_f64()?, x.shape(), a, |p, q| turn(num::ascending(p, q)))?
         } else {
-            ranked(&x.to_i64()?, x.shape(), a, |p, q| turn(p.cmp(q)))?
+            ranked(&x.to_i128()?, x.shape(), a, |p, q| turn(p.cmp(q)))?
         };
         let mut shape = x.shape().to_vec();
         if let Some(slot) = shape.get_mut(a) {

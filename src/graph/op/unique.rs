@@ -98,7 +98,7 @@ impl Op for Unique {
         let mut groups = if x.dtype().is_float() {
             groups(&slices(&x.to_f64()?, extents), self.axis.is_none())
         } else {
-            groups(&slices(&x.to_i64()?, extents), true)
+            groups(&slices(&x.to_i128()?, extents), true)
         };
         if !self.sorted {
             groups.sort_by_key(|group| group.first().copied());
