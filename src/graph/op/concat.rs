@@ -152,7 +152,7 @@ impl Concat {
             start = start.add(&cx.shape(i)?.0[a].mul(inner)?)?;
         }
         for (i, start) in starts.iter().enumerate() {
-            if cx.join(i, 0, start)? {
+            if cx.shape(i)?.count()?.is(0) || cx.join(i, 0, start)? {
                 continue;
             }
             let count = cx.shape(i)?.count()?;
@@ -186,5 +186,7 @@ fn cases() -> Vec<Case> {
         case(0, &[&[3, 5], &[4, 5]]),
         case(1, &[&[2, 1, 3], &[2, 2, 3], &[2, 3, 3]]),
         case(-1, &[&[7], &[1], &[33]]),
+        case(0, &[&[3, 40], &[0, 40]]),
+        case(1, &[&[1, 0], &[1, 40], &[1, 0]]),
     ]
 }
