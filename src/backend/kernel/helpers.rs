@@ -298,7 +298,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
     (
         "int_mod",
         "inline INTEGER int_mod(INTEGER x, INTEGER y) { INTEGER r = y == 0 || y == -1 ? 0 : x % y; return r != 0 && (r < 0) != (y < 0) ? r + y : r; }\n",
-        "fn int_mod(x: INTEGER, y: INTEGER) -> INTEGER { let r = x % select(y, INTEGER(1), y == 0 || y == -1); return select(r, r + y, r != 0 && (r < 0) != (y < 0)); }\n",
+        "fn int_mod(x: INTEGER, y: INTEGER) -> INTEGER { let r = x % select(y, INTEGER(1), y == 0 || y == -1); return select(r, r + y, r != 0 && (r ^ y) < 0); }\n",
     ),
     // A float as an integer, truncated: the low 32 bits of the nearest 64-bit integer. The parts of
     // a float above and below 2^32 are exact.

@@ -65,6 +65,12 @@ fn edges() -> Vec<Case> {
     let test = |t| Expr::Test(t, Box::new(arg(0)));
     let expressions = [
         by(Binary::Mul, 0.0),
+        by(Binary::Mul, f32::INFINITY),
+        by(Binary::Div, 0.0),
+        by(Binary::Div, -0.0),
+        by(Binary::Div, f32::NEG_INFINITY),
+        binary(Binary::Div, number(0.0), arg(0)),
+        binary(Binary::Div, arg(0), arg(0)),
         by(Binary::Pow, 0.5),
         by(Binary::Max, f32::NEG_INFINITY),
         by(Binary::Add, f32::NAN),
@@ -85,13 +91,21 @@ fn edges() -> Vec<Case> {
         import::clip(Some(number(-1.5)), Some(number(2.0))),
     ];
     let expressions = expressions.map(|expr| case("Edges", expr, vec![all()]));
+    let truth = cast(DType::I32, cast(DType::F32, cast(DType::Bool, arg(0))));
+    let remainder = binary(Binary::Mod, truth, cast(DType::I32, arg(1)));
+    let remainder = case("Edges", remainder, vec![all(), input(&[5]).ints(-2, 2)]);
     // Numbers of every size rounded to halves and used as floats, some too small or too large.
     let rounded = [0.37, 1.003e-4, 1.7e-6, 1e4].map(|factor| {
         let half = cast(DType::F16, by(Binary::Mul, factor));
         let x = input(&[5, 33]).range(-9.0, 9.0);
         case("Cast", cast(DType::F32, half), vec![x])
     });
-    functions.chain(pairs).chain(expressions).chain(rounded).collect()
+    functions
+        .chain(pairs)
+        .chain(expressions)
+        .chain(rounded)
+        .chain([remainder])
+        .collect()
 }
 
 fn of_binary(f: Binary) -> Vec<Case> {
