@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Fuzzes one target, or all: tries the inputs in fuzz/regressions, then new ones for some seconds. With
-# FUZZ_COVERAGE set, coverage guides libFuzzer, and its corpus grows in the cache folder from one call
-# to the next. A finding ends the script; its input and the log are then in fuzz/findings. With
-# TLITE_FUZZ_LOG set, executions are added to fuzz/log.tsv.
-#     tools/fuzz.sh TARGET|all SECONDS
+# Fuzzes one target, or all: tries the inputs in fuzz/regressions, then new ones for some seconds, at
+# most as many as given. With FUZZ_COVERAGE set, coverage guides libFuzzer, and its corpus grows in
+# the cache folder from one call to the next. A finding ends the script; its input and the log are
+# then in fuzz/findings. With TLITE_FUZZ_LOG set, executions are added to fuzz/log.tsv.
+#     tools/fuzz.sh TARGET|all SECONDS [EXECUTIONS]
 set -euo pipefail
 
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$ROOT"
 
-[ $# -eq 2 ] || fail "usage: tools/fuzz.sh TARGET|all SECONDS"
-seconds=$2
+[ $# -eq 2 ] || [ $# -eq 3 ] || fail "usage: tools/fuzz.sh TARGET|all SECONDS [EXECUTIONS]"
+seconds=$2 executions=${3:--1}
 mapfile -t targets < <(sed -n 's/^    Target::[a-z]*("\([a-z_0-9]*\)".*/\1/p' fuzz/src/main.rs)
 [ ${#targets[@]} -gt 0 ] || fail "fuzz/src/main.rs lists no targets"
 if [ "$1" != all ]; then
@@ -44,9 +44,12 @@ for target in "${targets[@]}"; do
     plan | run | cpu) regressions=fuzz/regressions/models ;;
     # A model on PoCL waits for its compiler.
     opencl) regressions=fuzz/regressions/models timeout=60 ;;
+    graphs_*) timeout=60 ;;
     esac
-    inputs=("$seeds/$target")
-    [ ! -d "$regressions" ] || inputs+=("$regressions")
+    inputs=()
+    for folder in "$seeds/$target" "$regressions"; do
+        [ ! -d "$folder" ] || inputs+=("$folder")
+    done
     FUZZ_SEEDS=$(IFS=:; printf %s "${inputs[*]}") options=(-len_control=0)
     if [ -n "${FUZZ_COVERAGE:-}" ]; then
         FUZZ_SEEDS= options=()
@@ -56,7 +59,8 @@ for target in "${targets[@]}"; do
     mkdir "$work/$target"
     FUZZ_TARGET=$target FUZZ_WORK=$work/$target FUZZ_SEEDS=$FUZZ_SEEDS "$FUZZ" "${options[@]}" \
         -artifact_prefix=fuzz/findings/ -timeout="$timeout" -report_slow_units=1 -rss_limit_mb=4096 \
-        -print_final_stats=1 -detect_leaks=0 -max_total_time="$seconds" "${inputs[@]}" >"$work/log" 2>&1 || {
+        -print_final_stats=1 -detect_leaks=0 -max_total_time="$seconds" -runs="$executions" \
+        "${inputs[@]}" >"$work/log" 2>&1 || {
         tail -n 40 "$work/log" >&2
         cp "$work/log" "fuzz/findings/$target.log"
         fail "fuzzing $target: see fuzz/findings"

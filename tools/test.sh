@@ -116,6 +116,15 @@ step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR"
 if [ -n "$nightly" ]; then
     # All targets together take an hour.
     FUZZ_COVERAGE=1 step "Fuzzing" tools/fuzz.sh all 210
+    # On PoCL, whose compiler takes most of the time, an hour is enough for a few thousand.
+    graphs() {
+        local kept
+        kept=$(mktemp -d)
+        FUZZ_GRAPHS=$kept tools/fuzz.sh graphs 3600 100000 && tools/fuzz.sh graphs_wgpu 7200 100000 &&
+            tools/fuzz.sh graphs_opencl 3600 100000 && python3 tools/compare_graphs.py "$kept" || return
+        rm -r "$kept"
+    }
+    step "Random graphs" graphs
 else
     FUZZ=$(target_folder)/release/fuzz step "Fuzzing" tools/fuzz.sh all 5
 fi

@@ -8,6 +8,7 @@
 mod budget;
 mod devices;
 mod files;
+mod graphs;
 mod hub;
 mod mutate;
 mod stores;
@@ -20,25 +21,33 @@ use std::sync::OnceLock;
 struct Target {
     name: &'static str,
     run: fn(&[u8]),
-    /// Inputs are ONNX models, which are mutated as such.
-    onnx: bool,
+    inputs: Inputs,
+}
+
+/// What the inputs of a target are.
+#[derive(PartialEq)]
+enum Inputs {
+    Bytes,
+    /// ONNX models, which are mutated as such.
+    Models,
+    /// Seeds of random numbers.
+    Seeds,
 }
 
 impl Target {
     const fn new(name: &'static str, run: fn(&[u8])) -> Self {
-        Self {
-            name,
-            run,
-            onnx: false,
-        }
+        let inputs = Inputs::Bytes;
+        Self { name, run, inputs }
     }
 
     const fn onnx(name: &'static str, run: fn(&[u8])) -> Self {
-        Self {
-            name,
-            run,
-            onnx: true,
-        }
+        let inputs = Inputs::Models;
+        Self { name, run, inputs }
+    }
+
+    const fn seeded(name: &'static str, run: fn(&[u8])) -> Self {
+        let inputs = Inputs::Seeds;
+        Self { name, run, inputs }
     }
 }
 
@@ -48,6 +57,9 @@ const TARGETS: &[Target] = &[
     Target::onnx("run", files::run),
     Target::onnx("cpu", devices::cpu),
     Target::onnx("opencl", devices::opencl),
+    Target::seeded("graphs", graphs::cpu),
+    Target::seeded("graphs_opencl", graphs::opencl),
+    Target::seeded("graphs_wgpu", graphs::wgpu),
     Target::new("gguf", files::gguf),
     Target::new("safetensors", files::safetensors),
     Target::new("npy", files::npy),
@@ -93,6 +105,12 @@ fuzz_target!(
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let mut random = work::Random::new(seed);
+    if target().inputs == Inputs::Seeds
+        && let Some(place) = data.first_chunk_mut::<4>()
+    {
+        *place = seed.to_le_bytes();
+        return place.len();
+    }
     let size = match work::seed(&mut random) {
         Some(seed) if seed.len() <= max_size && seed.len() <= data.len() => {
             data[..seed.len()].copy_from_slice(seed);
@@ -100,7 +118,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
         }
         _ => size,
     };
-    if target().onnx
+    if target().inputs == Inputs::Models
         && let Some(model) = data
             .get(..size)
             .and_then(|model| mutate::mutated(model, &mut random))
