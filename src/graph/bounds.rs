@@ -1,17 +1,18 @@
-//! Bounds of the elements of integer tensors, by which plans decide how many bits an element takes
-//! on a device.
+//! Bounds of the elements of integer tensors. Plans use them to decide how many bits an element
+//! takes on a device.
 //!
 //! Bounds come from constants, sizes, the values that readers accept, and what the caller promises
-//! of an input ([`Edit::bound_input`](super::Edit::bound_input)). Operators pass them on with
-//! [`Op::bounds`](super::Op::bounds) and state what they accept with
-//! [`Op::accepts`](super::Op::accepts). Any other input of the graph has the bounds of its type.
+//! about an input ([`Edit::bound_input`](super::Edit::bound_input)).
+//! [`Op::bounds`](super::Op::bounds) propagates them from operands to results, and
+//! [`Op::accepts`](super::Op::accepts) states which values an operator accepts. A graph input
+//! without such limits has the bounds of its type.
 
 use super::{Graph, Node, NodeId, ValueId};
 use crate::num;
 use crate::shape::{Bindings, Dim, Fact, Known};
 use crate::tensor::DType;
 
-/// The smallest and the largest value that the elements of an integer tensor may have, inclusive.
+/// The smallest and the largest value that an element of an integer tensor may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub low: i128,
@@ -28,12 +29,12 @@ impl Bounds {
     /// The values of a 32-bit signed integer.
     pub const WORD: Self = Self::new(i32::MIN as i128, i32::MAX as i128);
 
-    /// From `low` to `high`, inclusive.
+    /// The values from `low` to `high`, inclusive.
     pub const fn new(low: i128, high: i128) -> Self {
         Self { low, high }
     }
 
-    /// The indices of an axis of `size` elements; negative ones count from its end.
+    /// The valid indices of an axis of `size` elements. Negative ones count from its end.
     pub fn indices(size: i128) -> Self {
         Self::new(-size, size - 1)
     }
@@ -62,7 +63,7 @@ impl Bounds {
         Self::new(self.low.min(other.low), self.high.max(other.high))
     }
 
-    /// What both contain. Where they have no value in common, `self`.
+    /// The values that both contain; `self` if there are none.
     #[must_use]
     pub fn meet(self, other: Self) -> Self {
         let (low, high) = (self.low.max(other.low), self.high.min(other.high));
@@ -77,10 +78,10 @@ impl Bounds {
         all.fold(start, |bounds, v| bounds.join(Self::new(v, v)))
     }
 
-    /// The bounds of the elements of a tensor that shape inference knows.
+    /// The bounds of a tensor whose elements shape inference knows.
     fn of_known(fact: &Fact, limits: &Bindings) -> Option<Self> {
         if let Some(tensor) = fact.as_const() {
-            // 32-bit words may be packed weights, gigabytes of them.
+            // 32-bit words may be gigabytes of packed weights.
             if !matches!(fact.dtype, DType::I64 | DType::U64) {
                 return None;
             }
@@ -96,13 +97,13 @@ impl Bounds {
         };
         let each = dims.iter().map(|d| d.bounds(limits).ok());
         let each = each.map(|b| b.map(|(low, high)| Self::new(low.into(), high.into())));
-        // Without a limit, each run checks that the values fit the table that kernels read.
+        // If a size has no limit, each run checks that it fits the table that kernels read.
         let all = each.map(|b| b.unwrap_or(Self::WORD));
         all.reduce(Self::join)
     }
 }
 
-/// What an operator knows when it bounds its results.
+/// The information from which an operator derives the bounds of its results.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundsCx<'a> {
     /// Bounds of the operands; `None` for floats and omitted operands.
@@ -115,7 +116,7 @@ pub struct BoundsCx<'a> {
 }
 
 impl<'a> BoundsCx<'a> {
-    /// Bounds of operand `i`; `None` if it is no integer, or omitted.
+    /// Bounds of operand `i`; `None` if it is a float or omitted.
     pub fn input(&self, i: usize) -> Option<Bounds> {
         self.inputs.get(i).copied().flatten()
     }
@@ -130,7 +131,7 @@ impl<'a> BoundsCx<'a> {
         self.facts.get(i).copied().flatten()
     }
 
-    /// The largest value of a size.
+    /// Upper bound of a size.
     pub fn size(&self, size: &Dim) -> i128 {
         let most = size
             .bounds(self.limits)
@@ -138,7 +139,7 @@ impl<'a> BoundsCx<'a> {
         most.clamp(0, LARGEST_SIZE)
     }
 
-    /// The largest number of elements of operand `i`.
+    /// Upper bound of the number of elements of operand `i`.
     pub fn count(&self, i: usize) -> i128 {
         let count = self.fact(i).and_then(|f| f.shape.count().ok());
         count.map_or(LARGEST_SIZE, |n| self.size(&n))
@@ -150,13 +151,14 @@ impl<'a> BoundsCx<'a> {
         sizes.is_some_and(|sizes| sizes.iter().all(|n| n.as_const().is_some_and(|n| n > 0)))
     }
 
-    /// The indices that some axis of operand `i` has.
+    /// The valid indices of the largest axis of operand `i`.
     pub fn any_index(&self, i: usize) -> Bounds {
         let sizes = self.fact(i).map(|f| f.shape.0.as_slice()).unwrap_or_default();
         Bounds::indices(sizes.iter().map(|n| self.size(n)).max().unwrap_or(1))
     }
 
-    /// The largest size of an axis of operand `i`; a negative axis counts from the last one.
+    /// Upper bound of the size of an axis of operand `i`. A negative `axis` counts from the last
+    /// one.
     pub fn axis(&self, i: usize, axis: i64) -> i128 {
         let size = self.fact(i).and_then(|f| {
             let rank = num::signed(f.shape.rank());
@@ -167,8 +169,8 @@ impl<'a> BoundsCx<'a> {
     }
 }
 
-/// Bounds of all values of a graph with these facts, whose symbols are at most `limits`; `None` for
-/// values that are not integers.
+/// Bounds of all values of a graph with these facts. `limits` are upper bounds of symbols. `None`
+/// for values that are not integers.
 pub fn derive(
     graph: &Graph,
     order: &[NodeId],
@@ -185,7 +187,7 @@ pub fn derive(
         })
         .collect();
     let nodes = || order.iter().filter_map(|id| graph.node(*id));
-    // Backward: what readers accept.
+    // Backward: the values that readers accept.
     let mut accepted: Vec<Option<Bounds>> = vec![None; all.len()];
     for node in nodes().rev() {
         let (inputs, own) = operands(node, &all, fact);
@@ -197,7 +199,7 @@ pub fn derive(
         };
         for (i, v) in node.inputs.iter().enumerate() {
             let passed_on = || {
-                let out = node.outputs.first().filter(|_| node.op.keeps_all(i))?;
+                let out = node.outputs.first().filter(|_| node.op.keeps_all(i, &cx))?;
                 accepted.get(out.index()).copied().flatten()
             };
             let Some(v) = v else { continue };
@@ -211,7 +213,7 @@ pub fn derive(
         narrow(&mut all, *v, graph.value(*v).bounds);
         narrow(&mut all, *v, accepted.get(v.index()).copied().flatten());
     }
-    // Forward: what follows from the operands.
+    // Forward: bounds that follow from the operands.
     for node in nodes() {
         let (inputs, own) = operands(node, &all, fact);
         let cx = BoundsCx {
@@ -228,13 +230,21 @@ pub fn derive(
             ) else {
                 continue;
             };
-            // A result that may leave its type wraps around.
+            // A result that may exceed its type wraps around, so its bounds are those of the type.
             if let (true, Some(Some(slot))) = (found.within(of_type), all.get_mut(v.index())) {
                 *slot = found.meet(*slot);
             }
         }
-        if let (true, Some(v)) = (node.op.saturates(), node.outputs.first()) {
-            narrow(&mut all, *v, accepted.get(v.index()).copied().flatten());
+        // The ends of 32 bits are no index of an axis, so readers still find what they reject.
+        if let Some(v) = node.outputs.first()
+            && node.op.saturates(&cx)
+            && accepted
+                .get(v.index())
+                .copied()
+                .flatten()
+                .is_some_and(Bounds::fits_32)
+        {
+            narrow(&mut all, *v, Some(Bounds::WORD));
         }
     }
     all

@@ -3,6 +3,7 @@
 
 mod costs;
 mod halves;
+mod indices;
 mod joint;
 mod known;
 mod lengths;

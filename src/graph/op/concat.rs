@@ -7,6 +7,7 @@ use super::{
     ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise, split_at,
     transpose,
 };
+use crate::graph::bounds::BoundsCx;
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
@@ -133,7 +134,7 @@ impl Op for Concat {
         true
     }
 
-    fn keeps_all(&self, _: usize) -> bool {
+    fn keeps_all(&self, _: usize, _: &BoundsCx<'_>) -> bool {
         true
     }
 }

@@ -6,6 +6,7 @@ use super::{
     Assumption, Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes,
     transpose,
 };
+use crate::graph::bounds::BoundsCx;
 use crate::graph::rules;
 use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
@@ -76,8 +77,11 @@ impl Op for Expand {
         input == 0
     }
 
-    fn keeps_all(&self, input: usize) -> bool {
-        input == 0
+    // A size of 0 removes all elements.
+    fn keeps_all(&self, input: usize, cx: &BoundsCx<'_>) -> bool {
+        let sizes = cx.fact(1).and_then(Fact::as_dims);
+        let is_zero = |n: &Dim| n.as_const().is_none_or(|n| n == 0);
+        input == 0 && sizes.is_some_and(|sizes| !sizes.iter().any(is_zero))
     }
 }
 

@@ -1,13 +1,12 @@
 //! Selects slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
-//! On a device, a constant table that exceeds a kernel's binding limit is split by rows if these
-//! are along axis 0. An index out of range is an error on the host and gives zeros on a device,
-//! which cannot report it.
+//! An index out of range is an error. On a device, a constant table that exceeds a kernel's binding
+//! limit is split by rows if these are along axis 0.
 
 use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, indices, onnx,
-    operand, room, split_at,
+    operand, room, split_at, transpose,
 };
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::{Call, LowerCx, Pack};
@@ -98,7 +97,11 @@ impl Op for Gather {
             }
         } else {
             cx.countable("table", &table.shape.count()?)?;
-            parts.push((cx.input(0)?.words().0, 0.into(), rows.clone()));
+            let (table, words) = cx.input(0)?.words();
+            if words != cx.output(0)?.words().1 {
+                return Err(OpError::NoKernel(transpose::differ()));
+            }
+            parts.push((table, 0.into(), rows.clone()));
         }
         let (y, words) = cx.output(0)?.words();
         let (count, row) = (out.count()?.mul(&words.into())?, row.mul(&words.into())?);

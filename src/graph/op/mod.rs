@@ -164,13 +164,13 @@ pub trait Op: DynOp + Debug + Send + Sync {
     }
 
     /// True if result 0 contains every element of the operand, unchanged.
-    fn keeps_all(&self, _input: usize) -> bool {
+    fn keeps_all(&self, _input: usize, _cx: &BoundsCx<'_>) -> bool {
         false
     }
 
-    /// True if kernels saturate result 0 at the ends of the type in which it is stored. A plan may
-    /// then store it in the bits that its readers accept.
-    fn saturates(&self) -> bool {
+    /// True if kernels saturate result 0 at the ends of the type in which it is stored. A plan then
+    /// stores it in 32 bits if its readers accept no more.
+    fn saturates(&self, _cx: &BoundsCx<'_>) -> bool {
         false
     }
 

@@ -363,22 +363,33 @@ impl Op for Pointwise {
     }
 
     fn bounds(&self, cx: &BoundsCx<'_>) -> Vec<Option<Bounds>> {
-        let inputs: Vec<_> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
-        let types: Option<Vec<_>> = (0..cx.input_count()).map(|i| Some(cx.fact(i)?.dtype)).collect();
+        let (types, inputs) = operands(cx);
         vec![types.and_then(|types| self.expr.bounds(&types, &inputs).ok().flatten())]
     }
 
-    fn keeps_all(&self, input: usize) -> bool {
+    fn keeps_all(&self, input: usize, _: &BoundsCx<'_>) -> bool {
         input == 0 && self.expr == Expr::Input(0)
     }
 
-    fn saturates(&self) -> bool {
-        matches!(self.expr, Expr::Cast(DType::I64, _))
+    fn saturates(&self, cx: &BoundsCx<'_>) -> bool {
+        let (types, inputs) = operands(cx);
+        types.is_some_and(|types| {
+            let is_wide = self.expr.is_wide(&types, &inputs, true);
+            let is_cast = self.expr.is_cast_of_float(&types);
+            is_cast.is_ok_and(|is| is) && is_wide.is_ok_and(|is| !is)
+        })
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
         sizes.results().saturating_mul(self.expr.operations())
     }
+}
+
+/// Types and bounds of the operands.
+fn operands(cx: &BoundsCx<'_>) -> (Option<Vec<DType>>, Vec<Option<Bounds>>) {
+    let all = 0..cx.input_count();
+    let types = all.clone().map(|i| Some(cx.fact(i)?.dtype)).collect();
+    (types, all.map(|i| cx.input(i)).collect())
 }
 
 pub static DEF: OpDef = OpDef {

@@ -266,7 +266,10 @@ impl Op for Reduce {
             let count = Bounds::new(0, cx.count(0));
             let most = x.low.abs().max(x.high.abs());
             let sum = |x: Bounds| x.corners(count, |x, n| x.saturating_mul(n));
+            // Without axes, it is the operand.
+            let is_same = self.noop_without_axes && self.axes.is_none() && cx.fact(1).is_none();
             Some(match self.kind {
+                Kind::Sum if is_same => x,
                 Kind::Sum => sum(x),
                 Kind::L1 => sum(Bounds::new(0, most)),
                 Kind::SumSquare => sum(Bounds::new(0, most.saturating_mul(most))),

@@ -5,6 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand};
+use crate::graph::bounds::BoundsCx;
 use crate::graph::rules::{self, Same};
 use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
@@ -237,7 +238,7 @@ impl Op for Reshape {
         input == 0
     }
 
-    fn keeps_all(&self, input: usize) -> bool {
+    fn keeps_all(&self, input: usize, _: &BoundsCx<'_>) -> bool {
         input == 0
     }
 }

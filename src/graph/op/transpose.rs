@@ -6,6 +6,7 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
+use crate::graph::bounds::BoundsCx;
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -196,7 +197,7 @@ impl Op for Transpose {
         input == 0
     }
 
-    fn keeps_all(&self, input: usize) -> bool {
+    fn keeps_all(&self, input: usize, _: &BoundsCx<'_>) -> bool {
         input == 0
     }
 }

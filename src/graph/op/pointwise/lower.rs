@@ -354,15 +354,19 @@ fn wgsl(expr: &Expr, types: &[DType], storage_type: DType, wide: bool) -> OpResu
 
 /// Operand `i` of the node with integers of 32 bits, for kernels that compare it with sizes. Wider
 /// integers are converted first; those that do not fit become the nearest that do, which are no
-/// index of any axis.
+/// index of any axis, since kernels count elements in 32 bits.
 pub fn index(cx: &mut LowerCx<'_>, i: usize) -> OpResult<Operand> {
-    let bound = Bounds::indices(i128::from(i32::MAX) + 1);
-    let at = |f, v: i128| {
+    let dtype = cx.fact(i)?.dtype;
+    let at = |f, v: i128, x: Expr| {
         #[expect(clippy::cast_precision_loss, reason = "32 bits")]
-        let limit = Expr::Const(v as f64, DType::I64);
-        move |x: Expr| Expr::Binary(f, Box::new(x), Box::new(limit.clone()))
+        let limit = Expr::Const(v as f64, dtype);
+        Expr::Binary(f, Box::new(x), Box::new(limit))
     };
-    let near = at(Binary::Max, bound.low)(at(Binary::Min, bound.high)(Expr::Input(0)));
+    let Bounds { low, high } = Bounds::WORD;
+    let mut near = at(Binary::Min, high, Expr::Input(0));
+    if dtype != DType::U64 {
+        near = at(Binary::Max, low, near);
+    }
     convert(cx, i, DType::I32, &near)
 }
 

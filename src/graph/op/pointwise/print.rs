@@ -107,7 +107,9 @@ impl Expr {
                 let mut operands = [typed(a)?, typed(b)?];
                 for (i, (text, dtype)) in operands.iter_mut().enumerate() {
                     let zero = [a, b].get(i).is_some_and(|e| matches!(***e, Self::Const(0.0, _)));
-                    if dtype.is_float() && (i == 1 && a == b || zero && matches!(f, Binary::Mul | Binary::Div)) {
+                    if dtype.is_float()
+                        && (i == 1 && a == b || zero && matches!(f, Binary::Mul | Binary::Div))
+                    {
                         *text = format!("same_of({text})");
                     }
                 }

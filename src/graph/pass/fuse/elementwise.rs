@@ -79,8 +79,7 @@ fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
         let value = if t.dtype().is_float() {
             f64::from(*t.to_f32().ok()?.first()?)
         } else {
-            // A constant beyond a device's 32-bit integers stays an operand; the error then names
-            // it.
+            // Constants of expressions are floats, which do not represent all integers.
             f64::from(i32::try_from(*t.to_i64().ok()?.first()?).ok()?)
         };
         Some(Expr::Const(value, t.dtype()))
