@@ -123,8 +123,14 @@ impl Op for OneHot {
             *n = depth;
         }
         let places: Vec<i64> = (0..size).collect();
-        let places = cx.constant("places", HostTensor::from_ints(DType::I32, &shape, &places)?);
-        let index = cx.pointwise("index", cast(DType::I32, arg(0)), &[index])?;
+        let places = cx.constant("places", HostTensor::from_ints(DType::I64, &shape, &places)?);
+        // As `i64`, the largest `u64` would count from the end.
+        #[expect(clippy::cast_precision_loss, reason = "an integer constant")]
+        let within = match fact.dtype {
+            DType::U64 => binary(Binary::Min, arg(0), Expr::Const(size as f64, DType::U64)),
+            _ => arg(0),
+        };
+        let index = cx.pointwise("index", cast(DType::I64, within), &[index])?;
         let index = cx.unsqueeze("lines", index, &[num::signed(a)])?;
         let mut ends = Vec::new();
         for (i, name) in [(0, "off"), (1, "on")] {
@@ -133,10 +139,11 @@ impl Op for OneHot {
         }
         let [off, on] = <[ValueId; 2]>::try_from(ends).unwrap_or([values; 2]);
         #[expect(clippy::cast_precision_loss, reason = "an integer constant")]
-        let count = Expr::Const(size as f64, DType::I32);
-        let below = binary(Binary::Less, arg(0), Expr::Const(0.0, DType::I32));
-        let from_front = select(below, binary(Binary::Add, arg(0), count), arg(0));
-        let hot = binary(Binary::Equal, from_front, arg(1));
+        let count = Expr::Const(size as f64, DType::I64);
+        // Places are few, so their differences need no more bits.
+        let is_at = |place| binary(Binary::Equal, arg(0), place);
+        let from_end = binary(Binary::Sub, arg(1), count);
+        let hot = binary(Binary::Or, is_at(arg(1)), is_at(from_end));
         let y = cx.pointwise("hot", select(hot, arg(2), arg(3)), &[index, places, on, off])?;
         Ok(Some(vec![y]))
     }
