@@ -92,6 +92,20 @@ fn entry(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, i: usize) -> OpResult<V
     cx.node(what, Gather { axis: 0 }, &[Some(x), Some(at)])
 }
 
+/// The lengths of sequences `[batch]` as `[batch, 1]`. A run with one outside of 0 to `full` fails.
+fn checked(cx: &mut Parts<'_, '_>, lengths: ValueId, full: i64) -> OpResult<ValueId> {
+    let dtype = cx.fact(lengths)?.dtype;
+    let all: Vec<i64> = (0..=full).collect();
+    let table = cx.constant("lengths/all", HostTensor::from_ints(dtype, &[all.len()], &all)?);
+    // As an index, a negative number would count from the end.
+    #[expect(clippy::cast_precision_loss, reason = "a few steps")]
+    let [zero, outside] = [0.0, (full + 1) as f64].map(|v| Expr::Const(v, dtype));
+    let index = select(binary(Binary::Less, arg(0), zero), outside, arg(0));
+    let index = cx.pointwise("lengths/index", index, &[lengths])?;
+    let lengths = cx.node("lengths", Gather { axis: 0 }, &[Some(table), Some(index)])?;
+    cx.reshape("lengths/column", lengths, &[-1, 1])
+}
+
 impl Recurrent {
     /// `None` for symbolic sizes, many steps, or variable lengths with a backward direction.
     pub(super) fn as_steps(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -122,7 +136,7 @@ impl Recurrent {
             } else if self.backwards.contains(&true) {
                 return Ok(None);
             } else {
-                lengths = Some(cx.reshape("lengths", list, &[-1, 1])?);
+                lengths = Some(checked(cx, list, full)?);
             }
         }
         let first = |cx: &mut Parts<'_, '_>, i: usize, name: &str| match cx.opt(i) {
