@@ -4,7 +4,8 @@
 use super::case::{Case, input};
 use super::gather_elements::{self, Places, wrap};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, indices, onnx, operand, room,
+    strides,
 };
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
@@ -132,7 +133,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherND", 11, 2)],
     import,
-    kernels: &[&gather_elements::KERNEL.kernel],
+    kernels: &[&gather_elements::KERNEL.kernel, &indices::KERNEL.kernel],
     cases,
 };
 

@@ -1,7 +1,7 @@
-//! Indices that kernels read: a run fails if one is outside its axis, as it does on the host.
+//! Indices that kernels read. As on the host, a run fails if an index is outside its axis.
 //!
-//! If bounds prove that all indices are inside, nothing is checked on the device. Indices that the
-//! caller gives are checked when they are written.
+//! The device checks nothing if bounds prove that all indices are inside. Indices from the caller
+//! are checked when they are written.
 
 use super::{OpResult, as_usize, pointwise};
 use crate::graph::bounds::Bounds;
@@ -16,9 +16,9 @@ crate::kernel! {
     .linear()
 }
 
-/// Operand `i`, whose elements are indices of axes of these sizes, for kernels: in 32 bits, and
-/// checked. Negative indices count from the end. If there are several sizes, the last axis of the
-/// operand has one index for each.
+/// Operand `i`, whose elements are indices of axes with these sizes, as 32-bit integers for
+/// kernels. Adds a check unless bounds make it unnecessary. Negative indices count from the end. If
+/// there are several sizes, the last axis of the operand has one index for each.
 pub(super) fn checked(cx: &mut LowerCx<'_>, i: usize, sizes: &[Dim]) -> OpResult<Operand> {
     let x = pointwise::index(cx, i)?;
     let bounds = cx.bounds(i)?;

@@ -8,8 +8,8 @@ use super::case::{Case, input};
 use super::gather_elements::{Args, Places, targets, within};
 use super::gather_nd::starts;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
-    operand, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, indices, max_nan,
+    min_nan, onnx, operand, transpose,
 };
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
@@ -217,7 +217,7 @@ pub static DEF: OpDef = OpDef {
         onnx("Scatter", 9, 3),
     ],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
     cases,
 };
 
