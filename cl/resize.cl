@@ -25,7 +25,7 @@ inline Place place(uint i, uint size, uint out, uint step, int first, uint unit,
     float v = out <= 1 ? 0.5f * (start + end) * last : start * last + (float)i * (end - start) * last / (float)(out - 1);
     // Next to an element or halfway between two, only rounding is between.
     float near = rint(2.0f * v) * 0.5f;
-    if (fabs(v - near) <= 4e-7f * (float)size * (1.0f + fabs(start) + fabs(end))) v = near;
+    if (fabs(v - near) <= fmin(4e-7f * (float)size * (1.0f + fabs(start) + fabs(end)), 0.01f)) v = near;
     v = clamp(v, -1e9f, 1e9f);
     at.low = (int)floor(v);
     at.unit = 1 << 24;

@@ -26,7 +26,7 @@ fn place(i: u32, size: u32, out: u32, step: u32, first: i32, unit: u32, start: f
     if (out > 1u) { v = start * last + f32(i) * (end - start) * last / f32(out - 1u); }
     // Next to an element or halfway between two, only rounding is between.
     let near = round(2.0 * v) * 0.5;
-    if (abs(v - near) <= 4e-7 * f32(size) * (1.0 + abs(start) + abs(end))) { v = near; }
+    if (abs(v - near) <= min(4e-7 * f32(size) * (1.0 + abs(start) + abs(end)), 0.01)) { v = near; }
     v = clamp(v, -1e9, 1e9);
     return Place(i32(floor(v)), u32((v - floor(v)) * 16777216.0), 16777216u);
   }
