@@ -84,7 +84,7 @@ fn input_port<'p>(p: &'p Plan, name: &str, shape: &[usize]) -> Result<(usize, &'
     Ok((at, port))
 }
 
-/// Fails if a value of an input is not among those that the plan accepts.
+/// Fails if an input has a value that the plan does not accept.
 fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i64>) -> Result<()> {
     let value = |v: i64| match port.dtype {
         DType::U64 => i128::from(v.cast_unsigned()),
@@ -131,10 +131,10 @@ pub struct Executor {
     states: Vec<View>,
     arena: View,
     counters: Option<View>,
-    /// The word in which kernels report wrong data.
+    /// The word in which kernels report invalid data.
     fault: Option<View>,
-    /// A run may have set it since it was last read.
-    may_be_faulty: bool,
+    /// The plans whose runs may have set `fault` since it was last read.
+    faulty: Vec<usize>,
     /// The last run failed.
     is_cut_short: bool,
     plans: Vec<Loaded>,
@@ -178,7 +178,7 @@ impl Executor {
             arena,
             counters: None,
             fault: None,
-            may_be_faulty: false,
+            faulty: Vec::new(),
             is_cut_short: false,
             plans: Vec::new(),
             bytes: Vec::new(),
@@ -241,23 +241,29 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, "clearing the fault", e))
     }
 
-    /// Fails if the data of a run of `plan` was wrong. Results are then meaningless.
-    fn check_fault(&mut self, plan: usize) -> Result<()> {
-        let Some(view) = self.fault.filter(|_| self.may_be_faulty) else {
+    /// Fails if a run since the last check met invalid data. Its results are then meaningless.
+    fn check_fault(&mut self) -> Result<()> {
+        let Some(view) = self.fault.filter(|_| !self.faulty.is_empty()) else {
             return Ok(());
         };
         let mut word = [0u8; 4];
         let read = self.backend.read(View { len: 4, ..view }, &mut word);
         read.map_err(|e| Error::device(Stage::Run, "reading the fault", e))?;
-        self.may_be_faulty = false;
         let Some(at) = u32::from_le_bytes(word).checked_sub(1) else {
+            self.faulty.clear();
             return Ok(());
         };
+        let named = || match self.faulty.as_slice() {
+            [plan] => {
+                let faults = &self.loaded(*plan).ok()?.plan.faults;
+                faults.get(usize::try_from(at).ok()?).cloned()
+            }
+            _ => None,
+        };
+        let what =
+            named().unwrap_or_else(|| "one of the last runs read an index outside its axis".to_owned());
+        self.faulty.clear();
         self.clear_fault()?;
-        let what = usize::try_from(at)
-            .ok()
-            .and_then(|at| self.loaded(plan).ok()?.plan.faults.get(at).cloned());
-        let what = what.unwrap_or_else(|| "an earlier run read an index outside its axis".to_owned());
         Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch))
     }
 
@@ -297,8 +303,8 @@ impl Executor {
     }
 
     /// Writes an input of `plan`. Required before every run, since a step may overwrite it. An
-    /// input that nothing reads is only checked. An integer that a reader of the input rejects is
-    /// an error; floats are converted to the device's storage type. The run checks the shape.
+    /// input that nothing reads is only checked. Fails if a reader of the input would reject one of
+    /// its integers. Floats are converted to the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let (at, port) = input_port(&p, name, tensor.shape())?;
@@ -344,7 +350,7 @@ impl Executor {
             return self.write(plan, name, &tensor);
         }
         if port.storage.is_some() && !data.is_empty() {
-            if let Some(accepts) = port.accepts {
+            if let Some(accepts) = port.accepts.or_else(|| Bounds::of(port.dtype)) {
                 check_values(port, accepts, data.iter().map(|v| i64::from(*v)))?;
             }
             let mut bytes = std::mem::take(&mut self.bytes);
@@ -361,7 +367,7 @@ impl Executor {
 
     /// Writes a tensor to the location of a port; `what` names it in errors.
     fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
-        // Without elements it may have no memory of its own.
+        // A tensor without elements may have no memory of its own.
         if tensor.is_empty() {
             return Ok(());
         }
@@ -396,7 +402,7 @@ impl Executor {
     /// Reads elements `first ..` of a float output of `plan` as `f32` after all queued runs, as
     /// many as `out` holds. `first` must be even.
     pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
-        self.check_fault(plan)?;
+        self.check_fault()?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         let loaded = self.loaded(plan)?;
@@ -416,7 +422,7 @@ impl Executor {
     /// Reads elements `first ..` of an output of `plan` that holds indices, after all queued runs,
     /// as many as `out` holds. An error for a negative one.
     pub fn read_indices(&mut self, plan: usize, name: &str, first: usize, out: &mut [u32]) -> Result<()> {
-        self.check_fault(plan)?;
+        self.check_fault()?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         let wrong = |what: String| Error::other(Stage::Run, format!("output \"{name}\": {what}"));
@@ -471,7 +477,7 @@ impl Executor {
 
     /// Reads a whole output of `plan` in its host type, with the shape of the last run.
     pub fn read(&mut self, plan: usize, name: &str) -> Result<HostTensor> {
-        self.check_fault(plan)?;
+        self.check_fault()?;
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let port = output_port(&p, name)?;
         if let Some(tensor) = self.loaded(plan)?.on_host(port) {
@@ -530,6 +536,7 @@ impl Executor {
     /// Reads the first bytes of state `index` in device form after all queued runs, as many as
     /// `out` holds.
     pub fn read_state(&mut self, index: usize, out: &mut [u8]) -> Result<()> {
+        self.check_fault()?;
         let view = self.state(index, out.len())?;
         if out.is_empty() {
             return Ok(());

@@ -29,7 +29,7 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
     Ok(bytes)
 }
 
-/// Adds the [padding](DType::device_padding) of elements of this type.
+/// Pads to a multiple of [`DType::device_padding`].
 pub(super) fn pad(bytes: &mut Vec<u8>, device: DType) {
     let unit = device.device_padding();
     bytes.resize(bytes.len().next_multiple_of(unit).max(unit), 0);

@@ -201,8 +201,8 @@ pub fn specs<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Vec<&'a KernelSpe
     all.filter(|s| seen.insert(*s)).collect()
 }
 
-/// Bytes of the weights of `plans` that a native device copies, because they are not stored in the
-/// form in which its kernels read them.
+/// Bytes of the weights of `plans` that a native device must copy, because its kernels cannot read
+/// them as they are stored.
 pub fn copied_bytes(graph: &Graph, plans: &[Plan], caps: &Caps) -> u64 {
     let align = usize::try_from(caps.profile.view_align).unwrap_or(1);
     let is_shared = |key: &WeightKey| {

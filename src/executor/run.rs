@@ -216,7 +216,9 @@ impl Executor {
         let _call = self.program.quota.as_ref().map(Quota::enter);
         // A failed run may have executed only some parts of a dispatch.
         self.is_cut_short = true;
-        self.may_be_faulty = true;
+        if !self.loaded(plan)?.plan.faults.is_empty() && !self.faulty.contains(&plan) {
+            self.faulty.push(plan);
+        }
         self.segments(plan, segments, run)?;
         self.is_cut_short = false;
         Ok(())
