@@ -1,4 +1,4 @@
-//! JSON schemas as grammars of the JSON texts that fulfil them.
+//! JSON schemas as grammars of the JSON texts that satisfy them.
 
 mod array;
 mod emit;
@@ -37,8 +37,8 @@ impl WhiteSpace {
     }
 }
 
-/// The parts of a parser for JSON that fulfils `schema`. The error says which keyword is wrong or
-/// cannot be expressed.
+/// The grammar and the lexer of JSON that satisfies `schema`. The error names the keyword that is
+/// wrong or cannot be expressed.
 pub(super) fn compile(schema: &Value, space: WhiteSpace) -> Result<(Grammar, LexerSpec), String> {
     emit::grammar(schema, space.regex())
 }

@@ -1,23 +1,24 @@
-//! Sets of arrays: lists of shapes, any of which an array may have.
+//! Sets of arrays. A set is a list of shapes; it contains the arrays that have one of them.
 
 use super::logic::{Claim, Goal, Kind, Outcome, Schemas, joined};
 use serde_json::{Map, Value};
 use std::rc::Rc;
 
-/// Alternatives of one set.
+/// Maximum number of shapes of one set.
 const MAX_SHAPES: usize = 1000;
 
-/// Arrays that fulfil all of its conditions.
+/// The arrays that meet all of these conditions.
 #[derive(Clone, Debug)]
 pub struct ArrayShape<'s> {
-    /// What the first elements have to fulfil.
+    /// The claims that each of the first elements must satisfy.
     pub first: Vec<Goal<'s>>,
-    /// What all others have to fulfil.
+    /// The claims that every other element must satisfy.
     pub rest: Goal<'s>,
-    /// The number of elements.
+    /// Minimum number of elements.
     pub least: usize,
+    /// Maximum number of elements.
     pub most: usize,
-    /// Where `uniqueItems` demands that elements differ.
+    /// The place of the schema whose `uniqueItems` requires that elements differ.
     pub distinct: Option<Rc<str>>,
 }
 
@@ -32,7 +33,7 @@ impl<'s> ArrayShape<'s> {
         }
     }
 
-    /// What the element at `index` has to fulfil.
+    /// The claims that the element at `index` must satisfy.
     pub fn goal(&self, index: usize) -> &Goal<'s> {
         self.first.get(index).unwrap_or(&self.rest)
     }
@@ -54,20 +55,20 @@ impl<'s> ArrayShape<'s> {
 #[derive(Clone, Copy, Debug)]
 pub struct Arrays;
 
-/// The keywords that describe elements together.
+/// The keywords that together describe the elements.
 const ELEMENTS: [&str; 3] = ["prefixItems", "items", "additionalItems"];
 
 /// The schema of all elements after the first ones, and its keyword.
 type Rest<'s> = (Claim<'s>, &'static str);
 
 impl Arrays {
-    /// The schemas of the first elements and that of all others, with their keywords.
+    /// The schemas of the first elements, and the schema of all others with its keyword.
     fn schemas<'s>(
         claim: &Claim<'s>,
         map: &'s Map<String, Value>,
     ) -> Outcome<(Vec<Claim<'s>>, Option<Rest<'s>>)> {
         let [prefix, items, additional] = ELEMENTS;
-        // In old forms, `items` lists schemas of the first elements.
+        // In older drafts, `items` may list the schemas of the first elements.
         let (first, rest) = match map.get(items) {
             Some(Value::Array(list)) => (Some((items, list.as_slice())), additional),
             _ => {
@@ -86,7 +87,16 @@ impl Arrays {
         Ok((claims, rest))
     }
 
-    /// Arrays whose elements fulfil their schemas, or of which one does not.
+    /// Fails if there are too many alternatives.
+    fn limited(count: usize) -> Outcome<()> {
+        if count > MAX_SHAPES {
+            return Err("it has too many combinations of alternatives for one array".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Arrays whose elements all satisfy their schemas, or, if the claim is negated, arrays with an
+    /// element that does not.
     fn elements<'s>(claim: &Claim<'s>, map: &'s Map<String, Value>) -> Outcome<Vec<ArrayShape<'s>>> {
         let (first, rest) = Self::schemas(claim, map)?;
         let count = first.len();
@@ -97,6 +107,7 @@ impl Arrays {
                 ..ArrayShape::any()
             }]);
         }
+        Self::limited(count)?;
         let broken = |(i, claim): (usize, Claim<'s>)| ArrayShape {
             first: (0..=i)
                 .map(|at| if at == i { vec![claim.clone()] } else { Vec::new() })
@@ -127,9 +138,7 @@ impl<'s> Kind<'s> for Arrays {
     }
 
     fn and(&self, a: &Self::Set, b: &Self::Set) -> Outcome<Self::Set> {
-        if a.len().saturating_mul(b.len()) > MAX_SHAPES {
-            return Err("it has too many combinations of alternatives for one array".to_owned());
-        }
+        Self::limited(a.len().saturating_mul(b.len()))?;
         Ok(a.iter().flat_map(|a| b.iter().filter_map(|b| a.and(b))).collect())
     }
 
@@ -144,7 +153,7 @@ impl<'s> Kind<'s> for Arrays {
 
     fn may_hold(&self, schemas: &Schemas<'s>, set: &Self::Set) -> Outcome<bool> {
         for shape in set {
-            // Elements after the first ones are all alike.
+            // All elements after the first ones have the same claims.
             let mut possible = true;
             for i in 0..shape.least.min(shape.first.len() + 1) {
                 possible = possible && schemas.may_be_met(shape.goal(i))?;
@@ -178,7 +187,8 @@ impl<'s> Kind<'s> for Arrays {
                 ..ArrayShape::any()
             }]);
         }
-        // Another array is shorter or longer, or an element differs.
+        Self::limited(count)?;
+        // An array that differs is shorter or longer, or one of its elements differs.
         let mut shapes = vec![ArrayShape {
             least: count + 1,
             ..ArrayShape::any()

@@ -1,4 +1,4 @@
-//! Writes the grammar of a schema: one symbol per list of claims.
+//! Writes the grammar of a schema, with one symbol per list of claims.
 
 use super::array::{ArrayShape, Arrays};
 use super::logic::{Claim, Goal, Key, Outcome, Schemas};
@@ -13,12 +13,12 @@ use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 
-/// Symbols of a grammar: the parser numbers them with 16 bits.
+/// Maximum number of symbols of a grammar. The parser numbers them with 16 bits.
 const MAX_SYMBOLS: usize = 50_000;
-/// Values from which arrays of different elements are made.
+/// Maximum number of different values that the elements of an array with `uniqueItems` may have.
 const MAX_DISTINCT: usize = 10;
 
-/// A member or an element that comes at most once.
+/// A member or an element that occurs at most once.
 struct Step {
     symbol: SymIdx,
     required: bool,
@@ -28,11 +28,11 @@ struct Step {
 struct Series {
     brackets: [&'static str; 2],
     steps: Vec<Step>,
-    /// Any number of these come after the steps.
+    /// May be repeated after the steps.
     rest: Option<SymIdx>,
     least: usize,
     most: usize,
-    /// A step that is not required may be left out although later ones come.
+    /// An optional step may be missing even if later steps are present.
     gaps: bool,
 }
 
@@ -50,7 +50,7 @@ fn failed(e: impl Display) -> String {
     e.to_string()
 }
 
-/// The grammar of `schema`, with white space of the form `space` between tokens.
+/// The grammar of `schema`. The white space between tokens matches `space`.
 pub fn grammar(schema: &Value, space: RegexAst) -> Outcome<(Grammar, LexerSpec)> {
     let mut lexer = LexerSpec::new().map_err(failed)?;
     lexer.regex_builder.unicode(true).utf8(true);
@@ -125,7 +125,7 @@ impl<'s> Emitter<'s> {
         Ok(symbol)
     }
 
-    /// The symbol of the values that fulfil `goal`; its rules may be written later.
+    /// The symbol of the values that satisfy `goal`. Its rules may be written later.
     fn goal(&mut self, goal: Goal<'s>) -> Outcome<SymIdx> {
         let key: Vec<Key> = goal.iter().map(Claim::key).collect();
         if let Some(symbol) = self.symbols.get(&key) {
@@ -141,8 +141,7 @@ impl<'s> Emitter<'s> {
         let mut scalars = Vec::new();
         for kind in Scalar::ALL {
             let set = self.schemas.goal(&kind, goal)?;
-            // Most sets are not empty; the closer look is only for those that may confuse the
-            // lexer.
+            // A terminal that matches nothing may confuse the lexer.
             let set = if set.may_match() { set } else { Rx::None };
             scalars.extend(kind.regex(set));
         }
@@ -164,7 +163,7 @@ impl<'s> Emitter<'s> {
             possible = true;
             self.rule(symbol, vec![shape])?;
         }
-        // A symbol without rules is an error to the parser; this one matches nothing.
+        // The parser rejects a symbol without rules. This rule matches nothing.
         if possible {
             Ok(())
         } else {
@@ -173,7 +172,7 @@ impl<'s> Emitter<'s> {
     }
 
     fn object(&mut self, shape: &ObjectShape<'s>) -> Outcome<Option<SymIdx>> {
-        let members = shape.members();
+        let members = shape.members()?;
         let mut steps = Vec::new();
         let mut taken = Vec::new();
         for (name, goal) in members {
@@ -270,20 +269,22 @@ impl<'s> Emitter<'s> {
         })
     }
 
-    /// A bracketed list of steps and what comes after them, with commas between. `None` if there is
-    /// none of the right length.
+    /// A bracketed list of the steps and the items after them, separated by commas. `None` if no
+    /// list has an allowed length.
     fn series(&mut self, list: &Series) -> Outcome<Option<SymIdx>> {
         let [open, close] = [self.word(list.brackets[0])?, self.word(list.brackets[1])?];
         let comma = self.word(",")?;
         let count = list.steps.len();
-        // Numbers of items so far that make a difference; the last stands for all above, too.
+        // Only item counts up to this one are distinguished. The last one also stands for all
+        // larger counts.
         let limit = if list.most < usize::MAX {
             list.most
         } else {
             list.least.max(1)
         };
         let width = limit.min(count);
-        // What may come after some steps and some items; `None` if nothing can.
+        // By the number of items so far: what may follow the steps up to here. `None` if no valid
+        // list continues that way.
         let mut after: Vec<Option<SymIdx>> = Vec::new();
         for n in 0..=width {
             after.push(self.tail(list, n, comma)?);
@@ -328,7 +329,7 @@ impl<'s> Emitter<'s> {
         }
     }
 
-    /// What comes after all steps, `n` of which exist.
+    /// What follows the last step if `n` steps are present.
     fn tail(&mut self, list: &Series, n: usize, comma: SymIdx) -> Outcome<Option<SymIdx>> {
         let least = list.least.saturating_sub(n);
         let most = if list.most < usize::MAX {
@@ -353,7 +354,7 @@ impl<'s> Emitter<'s> {
         Ok(Some(symbol))
     }
 
-    /// From `least` to `most` times `symbol`.
+    /// `symbol`, repeated `least` to `most` times.
     fn repeat(&mut self, symbol: SymIdx, least: usize, most: Option<usize>) -> Outcome<SymIdx> {
         let exact = self.exactly(symbol, least)?;
         let more = match most {
@@ -367,7 +368,7 @@ impl<'s> Emitter<'s> {
         self.join(vec![exact, more])
     }
 
-    /// Exactly `n` times `symbol`, with a number of rules that grows with the logarithm of `n`.
+    /// `symbol`, repeated `n` times. The number of rules grows with the logarithm of `n`.
     fn exactly(&mut self, symbol: SymIdx, n: usize) -> Outcome<SymIdx> {
         let mut parts = Vec::new();
         let (mut unit, mut left) = (symbol, n);
@@ -383,7 +384,7 @@ impl<'s> Emitter<'s> {
         self.join(parts)
     }
 
-    /// At most `n` times `symbol`. Each count has one derivation.
+    /// `symbol`, repeated at most `n` times. Each count has one derivation.
     fn up_to(&mut self, symbol: SymIdx, n: usize) -> Outcome<SymIdx> {
         let all = self.join(Vec::new())?;
         match n {
@@ -410,14 +411,15 @@ impl<'s> Emitter<'s> {
         let brackets = [self.word("[")?, self.word("]")?];
         let comma = self.word(",")?;
         let count = 1_usize << values.len();
-        // By the set of values that came before.
+        // Symbols by the set of values that came before.
         let mut after = Vec::with_capacity(count);
         for _ in 0..count {
             after.push(self.symbol("")?);
         }
         for (set, symbol) in after.iter().enumerate() {
             let n = set.count_ones() as usize;
-            // Sets that are too small lead nowhere if nothing can be added; this rule never ends.
+            // A set that is too small must not end the array. A rule that matches nothing keeps the
+            // symbol valid even if no value can be added.
             self.rule(
                 *symbol,
                 if n >= shape.least {
@@ -444,7 +446,8 @@ impl<'s> Emitter<'s> {
         self.join([open].into_iter().chain(first).chain([close]).collect())
     }
 
-    /// All values that elements may have, if they are few enough; no two are equal.
+    /// All values that elements may have, without duplicates. `None` if they are unknown or too
+    /// many.
     fn values(&self, shape: &ArrayShape<'s>) -> Outcome<Option<Vec<Claim<'s>>>> {
         let mut values: Vec<Claim<'s>> = Vec::new();
         for goal in shape.first.iter().chain([&shape.rest]) {
@@ -468,10 +471,10 @@ impl<'s> Emitter<'s> {
         Ok((values.len() <= MAX_DISTINCT).then_some(values))
     }
 
-    /// The constants that a schema lists, one of which every value equals.
+    /// The values that a schema enumerates with `enum` or `const`. `None` if it does not.
     fn constants(&self, claim: &Claim<'s>) -> Outcome<Option<Vec<Claim<'s>>>> {
         let mut claim = claim.clone();
-        // A chain of references; a circular one was refused before.
+        // Follow a chain of references. Circular ones have already been rejected.
         while let Some(value) = claim
             .schema
             .get("$ref")

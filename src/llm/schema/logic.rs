@@ -1,9 +1,9 @@
 //! The logic of a schema: which values it allows, one kind of value at a time.
 //!
-//! A schema is a formula: its keywords are joined by *and*, `anyOf` by *or*, and so on. Negations
-//! are pushed down to single keywords, so that each kind of value sees only formulas without them.
-//! Schemas of elements and members are not entered: they stay lists of schemas, all of which an
-//! element has to fulfil.
+//! A schema is a formula: its keywords are joined by *and*, the schemas in `anyOf` by *or*, and so
+//! on. Negations are pushed down to single keywords, so each kind of value sees only formulas
+//! without negations. Schemas of elements and members are not evaluated here. They stay lists of
+//! schemas, and an element must satisfy all schemas of its list.
 
 use super::array::Arrays;
 use super::object::Objects;
@@ -13,28 +13,30 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What is wrong, or cannot be expressed, and where.
+/// The error says what is wrong or cannot be expressed, and where.
 pub type Outcome<T> = Result<T, String>;
 
-/// Nesting of schemas in the same place, such as `allOf` in `allOf`.
+/// Maximum nesting of schemas that apply to the same value, such as `allOf` in `allOf`.
 const DEPTH: usize = 100;
-/// Schemas that are looked at, all in all.
+/// Maximum number of schema evaluations in total.
 const STEPS: usize = 500_000;
-/// Levels of elements and members that are searched for a contradiction.
+/// Maximum number of alternatives of `oneOf`, each of which is compared with all others.
+const MAX_EXCLUSIVE: usize = 500;
+/// Maximum nesting of elements and members that is searched for contradictions.
 const LEVELS: usize = 8;
 
 /// Identifies a claim.
 pub type Key = (usize, bool, bool);
 
-/// A schema or a constant that a value has to fulfil, or to break.
+/// A schema that a value must satisfy, or a constant that it must equal. May be negated.
 #[derive(Clone, Debug)]
 pub struct Claim<'s> {
     pub schema: &'s Value,
-    /// JSON pointer.
+    /// JSON pointer to the schema.
     pub at: Rc<str>,
-    /// False: the value has to break it.
+    /// False if the claim is negated.
     pub holds: bool,
-    /// `schema` is a value to equal.
+    /// `schema` is the constant.
     pub constant: bool,
 }
 
@@ -44,10 +46,10 @@ impl PartialEq for Claim<'_> {
     }
 }
 
-/// Claims that a value has to fulfil together; any value fulfils none.
+/// Claims that a value must satisfy together. Every value satisfies an empty list.
 pub type Goal<'s> = Vec<Claim<'s>>;
 
-/// A claim that no value fulfils.
+/// A claim that no value satisfies.
 pub fn impossible<'s>() -> Claim<'s> {
     static FALSE: Value = Value::Bool(false);
     Claim {
@@ -58,7 +60,7 @@ pub fn impossible<'s>() -> Claim<'s> {
     }
 }
 
-/// The claims of both, each once.
+/// The claims of both lists without duplicates.
 pub fn joined<'s>(a: &[Claim<'s>], b: &[Claim<'s>]) -> Goal<'s> {
     let mut all = a.to_vec();
     all.extend(b.iter().filter(|c| !a.contains(c)).cloned());
@@ -66,7 +68,7 @@ pub fn joined<'s>(a: &[Claim<'s>], b: &[Claim<'s>]) -> Goal<'s> {
 }
 
 impl<'s> Claim<'s> {
-    /// Schemas do not move.
+    /// Contains the address of the schema, which never moves.
     pub fn key(&self) -> Key {
         (std::ptr::from_ref(self.schema).addr(), self.holds, self.constant)
     }
@@ -98,7 +100,7 @@ impl<'s> Claim<'s> {
         format!("`{key}` at #{}: {}", self.at, what.as_ref())
     }
 
-    /// An error for a keyword that is valid, but cannot be expressed.
+    /// An error about a keyword that is valid but cannot be expressed.
     pub fn beyond(&self, key: &str) -> String {
         let what = if self.holds {
             "is not supported"
@@ -154,7 +156,7 @@ impl<'s> Claim<'s> {
     }
 }
 
-/// Values of one kind, and how sets of them are described.
+/// A kind of value, and how sets of such values are described.
 pub trait Kind<'s> {
     /// A set of values.
     type Set: Clone;
@@ -165,13 +167,13 @@ pub trait Kind<'s> {
     fn or(&self, a: Self::Set, b: Self::Set) -> Self::Set;
     /// True for the set without values.
     fn is_none(&self, set: &Self::Set) -> bool;
-    /// True unless the set is known to be empty, after a closer look.
+    /// False if the set is known to be empty. Unlike `is_none`, this also examines its parts.
     fn may_hold(&self, schemas: &Schemas<'s>, set: &Self::Set) -> Outcome<bool>;
-    /// The values that are of a type, or that are not.
+    /// The values of a type, or, if `holds` is false, all others.
     fn of_type(&self, name: &str, holds: bool) -> Self::Set;
     /// The values that a claim about a constant allows.
     fn constant(&self, claim: &Claim<'s>) -> Outcome<Self::Set>;
-    /// The values that a keyword allows; `None` if it says nothing about this kind.
+    /// The values that a keyword allows. `None` if it does not constrain this kind.
     fn keyword(
         &self,
         schemas: &Schemas<'s>,
@@ -187,7 +189,7 @@ pub struct Schemas<'s> {
     root: &'s Value,
     depth: Cell<usize>,
     steps: Cell<usize>,
-    /// Levels of parts that [`Schemas::may_be_met`] has entered.
+    /// Current nesting of calls of [`Schemas::may_be_met`].
     level: Cell<usize>,
     met: RefCell<HashMap<Vec<Key>, bool>>,
 }
@@ -203,7 +205,7 @@ impl<'s> Schemas<'s> {
         }
     }
 
-    /// The claim that a value fulfils the whole schema.
+    /// The claim that a value satisfies the whole schema.
     pub fn claim(&self) -> Claim<'s> {
         Claim {
             schema: self.root,
@@ -213,7 +215,7 @@ impl<'s> Schemas<'s> {
         }
     }
 
-    /// Counts work, and fails where there is too much.
+    /// Counts an evaluation. Fails after too many.
     pub fn step(&self) -> Outcome<()> {
         self.steps.set(self.steps.get() + 1);
         match self.steps.get() {
@@ -222,8 +224,8 @@ impl<'s> Schemas<'s> {
         }
     }
 
-    /// False if no value can fulfil all claims. Values that are nested deeply may count as possible
-    /// although they are not.
+    /// False if no value can satisfy all claims. Contradictions in deeply nested values are not
+    /// found.
     pub fn may_be_met(&self, goal: &[Claim<'s>]) -> Outcome<bool> {
         if goal.is_empty() || self.level.get() >= LEVELS {
             return Ok(true);
@@ -235,7 +237,8 @@ impl<'s> Schemas<'s> {
         self.level.set(self.level.get() + 1);
         let found = self.looked_at(goal);
         self.level.set(self.level.get() - 1);
-        // What was cut off at the last level is not certain for a goal that is met earlier.
+        // Where the search stopped at the last level, `true` is not certain. It must not be reused
+        // for the same goal at an earlier level.
         if self.level.get() == 0 || found == Ok(false) {
             self.met
                 .borrow_mut()
@@ -254,12 +257,12 @@ impl<'s> Schemas<'s> {
             || Objects.may_hold(self, &self.goal(&Objects, goal)?)?)
     }
 
-    /// The values of a kind that fulfil all claims.
+    /// The values of a kind that satisfy all claims.
     pub fn goal<K: Kind<'s>>(&self, kind: &K, goal: &[Claim<'s>]) -> Outcome<K::Set> {
         self.join(kind, true, goal)
     }
 
-    /// The values of a kind that fulfil a claim.
+    /// The values of a kind that satisfy a claim.
     pub fn eval<K: Kind<'s>>(&self, kind: &K, claim: &Claim<'s>) -> Outcome<K::Set> {
         self.step()?;
         if claim.constant {
@@ -285,7 +288,7 @@ impl<'s> Schemas<'s> {
         found
     }
 
-    /// What the keywords of an object allow together.
+    /// The values that all keywords of a schema allow together.
     fn keywords<K: Kind<'s>>(
         &self,
         kind: &K,
@@ -293,7 +296,7 @@ impl<'s> Schemas<'s> {
         map: &'s Map<String, Value>,
     ) -> Outcome<K::Set> {
         let mut set = kind.all(claim.holds);
-        // These decide most quickly whether others matter.
+        // These keywords come first, since they often make all others irrelevant.
         let early = |key: &str| matches!(key, "type" | "const" | "enum");
         let (first, rest): (Vec<_>, Vec<_>) = map.iter().partition(|(key, _)| early(key));
         for (key, value) in first.into_iter().chain(rest) {
@@ -311,7 +314,7 @@ impl<'s> Schemas<'s> {
         Ok(set)
     }
 
-    /// The values that fulfil all claims, or any of them.
+    /// The values that satisfy all claims, or, if `all` is false, any of them.
     fn join<K: Kind<'s>>(&self, kind: &K, all: bool, claims: &[Claim<'s>]) -> Outcome<K::Set> {
         let mut set = kind.all(all);
         for claim in claims {
@@ -393,7 +396,7 @@ impl<'s> Schemas<'s> {
         Ok(set)
     }
 
-    /// `if` with `then` and `else`; `None` without these.
+    /// `if` with `then` and `else`. `None` if both are absent.
     fn condition<K: Kind<'s>>(
         &self,
         kind: &K,
@@ -420,7 +423,7 @@ impl<'s> Schemas<'s> {
         Ok(Some(set))
     }
 
-    /// `oneOf`: an alternative holds, and those that overlap with it do not.
+    /// `oneOf`: one alternative holds, and those that overlap with it do not.
     fn one_of<K: Kind<'s>>(&self, kind: &K, claim: &Claim<'s>, parts: &[Claim<'s>]) -> Outcome<K::Set> {
         let of = |part: &Claim<'s>, holds| {
             self.eval(
@@ -434,25 +437,39 @@ impl<'s> Schemas<'s> {
         let within = |e| claim.fault("oneOf", format!("its alternatives overlap, and {e}"));
         let sets: Outcome<Vec<K::Set>> = parts.iter().map(|p| of(p, true)).collect();
         let sets = sets?;
-        let mut one = kind.all(false);
+        if parts.len() > MAX_EXCLUSIVE {
+            let what = format!(
+                "has {} alternatives, of which at most {MAX_EXCLUSIVE} are supported",
+                parts.len()
+            );
+            return Err(claim.fault("oneOf", what));
+        }
         let mut several = kind.all(false);
+        let mut overlaps = vec![Vec::new(); parts.len()];
         for (i, set) in sets.iter().enumerate() {
-            let mut only = set.clone();
-            for (j, (other, part)) in sets.iter().zip(parts).enumerate().filter(|(j, _)| *j != i) {
+            for (j, other) in sets.iter().enumerate().skip(i + 1) {
                 let both = kind.and(set, other)?;
                 if !kind.may_hold(self, &both)? {
                     continue;
                 }
-                if claim.holds {
-                    let without = of(part, false).map_err(within)?;
-                    only = kind.and(&only, &without)?;
-                } else if j > i {
+                for (a, b) in [(i, j), (j, i)] {
+                    overlaps.get_mut(a).into_iter().for_each(|list| list.push(b));
+                }
+                if !claim.holds {
                     several = kind.or(several, both);
                 }
             }
-            one = kind.or(one, only);
         }
         if claim.holds {
+            let mut one = kind.all(false);
+            for (set, others) in sets.into_iter().zip(overlaps) {
+                let mut only = set;
+                for part in others.into_iter().filter_map(|j| parts.get(j)) {
+                    let without = of(part, false).map_err(within)?;
+                    only = kind.and(&only, &without)?;
+                }
+                one = kind.or(one, only);
+            }
             return Ok(one);
         }
         let mut none = kind.all(true);
@@ -462,7 +479,7 @@ impl<'s> Schemas<'s> {
         Ok(kind.or(several, none))
     }
 
-    /// What `$ref` refers to.
+    /// The target of a `$ref`.
     pub fn target(&self, claim: &Claim<'s>, value: &'s Value) -> Outcome<Claim<'s>> {
         const REF: &str = "$ref";
         let name = value
@@ -503,7 +520,7 @@ impl<'s> Schemas<'s> {
     }
 }
 
-/// `text` with `%XX` replaced by bytes; `None` if that is malformed.
+/// `text` with each `%XX` replaced by its byte. `None` if the result is malformed.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();

@@ -1,9 +1,8 @@
-//! Numbers of JSON as regular expressions.
+//! JSON numbers as regular expressions.
 //!
-//! A number without bounds may have any form. A number with bounds has no exponent, or one digit
-//! before the point and an exponent: the texts of these two forms whose value lies between two
-//! bounds are a regular language. All texts that a function here returns have a value that it
-//! allows.
+//! A number without bounds may have any form. A number with bounds either has no exponent, or has
+//! an exponent and one digit before the point. For these two forms, the texts of all numbers between
+//! two bounds are a regular language. Every text that an expression matches has an allowed value.
 
 use super::scalar::Rx;
 use llguidance::derivre::RegexAst;
@@ -15,18 +14,19 @@ const WHOLE: &str = "(0|[1-9][0-9]*)";
 const FRACTION: &str = r"(\.[0-9]+)?";
 /// An optional fraction of zeros.
 const ZEROS: &str = r"(\.0+)?";
-/// Decimal digits that the expanded form of a number may have.
+/// Maximum number of digits of the form of a constant without an exponent.
 const EXPANDED: i64 = 25;
-/// Factors of multiples are below this, and have at most so many digits after the point: the
-/// parser computes remainders in 32 bits.
+/// Upper bound of the digits of a factor of `multipleOf`, read as an integer. The parser computes
+/// remainders in 32 bits.
 const MAX_FACTOR: u32 = 100_000_000;
+/// Maximum number of digits of a factor after the point.
 const MAX_PLACES: i64 = 8;
 
 /// The value of a JSON number: `0.DIGITS` times ten to the power `exponent`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decimal {
     pub negative: bool,
-    /// The first and the last are not zero; empty for zero.
+    /// The first and the last digit are not zero. Empty for zero.
     digits: String,
     exponent: i64,
 }
@@ -40,7 +40,7 @@ pub struct Bound {
 }
 
 impl Decimal {
-    /// The exact value that the number's text denotes.
+    /// The exact value of the number as it is written.
     pub fn new(number: &Number) -> Self {
         let text = number.to_string();
         let (text, negative) = match text.strip_prefix('-') {
@@ -119,7 +119,7 @@ fn digits(text: &str) -> impl Iterator<Item = (usize, u8)> {
     text.bytes().enumerate().map(|(i, b)| (i, b.saturating_sub(b'0')))
 }
 
-/// A class of digits, if there are any.
+/// The character class of the digits `least` to `most`. `None` if it is empty.
 fn between(least: u8, most: u8) -> Option<String> {
     (least <= most && most <= 9).then(|| format!("[{least}-{most}]"))
 }
@@ -128,8 +128,8 @@ fn before(text: &str, end: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Decimals that are at most `whole.fraction`, as alternatives. The first digit of an integer of
-/// one digit is `least` or more. Without `point`, integers only.
+/// Decimals of at most `whole.fraction`, as alternatives. If `whole` has one digit, theirs is at
+/// least `least`. Without `point`, integers only.
 fn at_most(whole: &str, fraction: &str, inclusive: bool, least: u8, point: bool) -> Vec<String> {
     let rest = if point { FRACTION } else { "" };
     let count = whole.len();
@@ -174,8 +174,8 @@ fn at_most(whole: &str, fraction: &str, inclusive: bool, least: u8, point: bool)
     parts
 }
 
-/// Decimals that are at least `whole.fraction`, as alternatives. With `single`, integers have one
-/// digit.
+/// Decimals of at least `whole.fraction`, as alternatives. With `single`, they have one digit
+/// before the point.
 fn at_least(whole: &str, fraction: &str, inclusive: bool, single: bool, point: bool) -> Vec<String> {
     let rest = if point { FRACTION } else { "" };
     let count = whole.len();
@@ -207,7 +207,7 @@ fn at_least(whole: &str, fraction: &str, inclusive: bool, single: bool, point: b
     parts
 }
 
-/// Exponents of at most `most`, with any sign and leading zeros.
+/// Exponents of at most `most`, with an optional sign and leading zeros.
 fn exponents_to(most: i64) -> String {
     let size = most.unsigned_abs().to_string();
     if most >= 0 {
@@ -241,12 +241,12 @@ fn exponent(value: i64) -> String {
     }
 }
 
-/// Zero without a sign.
+/// Zero without a minus sign.
 fn zero() -> RegexAst {
     regex(format!("0{ZEROS}([eE][+-]?[0-9]+)?"))
 }
 
-/// Numbers without a sign of at most `bound`, which is not negative.
+/// Numbers without a minus sign that are at most `bound`, which is not negative.
 fn up_to(bound: &Bound) -> RegexAst {
     let value = &bound.value;
     if value.is_zero() {
@@ -268,7 +268,7 @@ fn up_to(bound: &Bound) -> RegexAst {
     ])
 }
 
-/// Numbers without a sign of at least `bound`, which is not negative.
+/// Numbers without a minus sign that are at least `bound`, which is not negative.
 fn from(bound: &Bound) -> RegexAst {
     let value = &bound.value;
     let all = regex(unsigned());
@@ -377,13 +377,13 @@ pub fn equal(number: &Number) -> RegexAst {
     RegexAst::Or(forms)
 }
 
-/// Integers, or numbers that are not.
+/// Integers, or, if `holds` is false, numbers that are not integers.
 pub fn integers(holds: bool) -> RegexAst {
     let fraction = if holds { "" } else { r"\.[0-9]*[1-9][0-9]*" };
     regex(format!("-?{WHOLE}{fraction}"))
 }
 
-/// Numbers that are multiples of `factor`, whose sign does not matter, or that are not.
+/// Multiples of `factor`, whose sign is ignored; or, if `holds` is false, all other numbers.
 pub fn multiples(factor: &Decimal, holds: bool) -> Result<RegexAst, String> {
     let places = signed(factor.digits.len()) - factor.exponent;
     let zeros = usize::try_from(-places).unwrap_or(0);
@@ -395,8 +395,8 @@ pub fn multiples(factor: &Decimal, holds: bool) -> Result<RegexAst, String> {
         ));
     };
     let scale = u32::try_from(places).unwrap_or(0);
-    // The parser wants as many digits after the point as the factor has; with fewer, the number is
-    // a multiple of a factor with fewer.
+    // The parser expects as many digits after the point as the factor has. For a number with fewer
+    // digits, the factor is replaced by its smallest multiple that has as few.
     let forms = (0..=scale).map(|places| {
         let divisor = coefficient / greatest_common_divisor(coefficient, 10_u32.pow(scale - places));
         let fraction = if places == 0 {

@@ -1,24 +1,29 @@
-//! Sets of objects: lists of shapes, any of which an object may have.
+//! Sets of objects. A set is a list of shapes; it contains the objects that have one of them.
 
 use super::logic::{Claim, Goal, Kind, Outcome, Schemas, impossible, joined};
 use super::scalar::{Rx, Scalar};
 use super::text;
 use serde_json::{Map, Value};
 
-/// Alternatives of one set.
+/// Maximum number of shapes of one set.
 const MAX_SHAPES: usize = 1000;
+/// Maximum number of classes of names that patterns distinguish.
+const MAX_CLASSES: usize = 256;
 
-/// Objects that fulfil all of its conditions.
+/// The objects that meet all of these conditions.
 #[derive(Clone, Debug)]
 pub struct ObjectShape<'s> {
-    /// What the values of members have to fulfil, by name, in the order in which they are written.
+    /// Members by name, in the order in which they are written, with the claims that their values
+    /// must satisfy.
     pub named: Vec<(String, Goal<'s>)>,
     /// Names of members that must exist.
     pub required: Vec<String>,
-    /// Classes of all other names, of which no two overlap, and what such members have to fulfil.
+    /// Disjoint classes of all other names, with the claims that members with such names must
+    /// satisfy.
     pub others: Vec<(Rx, Goal<'s>)>,
-    /// The number of members.
+    /// Minimum number of members.
     pub least: usize,
+    /// Maximum number of members.
     pub most: usize,
 }
 
@@ -43,24 +48,28 @@ impl<'s> ObjectShape<'s> {
         shape
     }
 
-    /// What the member `name` has to fulfil.
-    pub fn goal(&self, name: &str) -> Goal<'s> {
+    /// The claims that the member `name` must satisfy.
+    pub fn goal(&self, name: &str) -> Outcome<Goal<'s>> {
         if let Some((_, goal)) = self.named.iter().find(|(n, _)| n == name) {
-            return goal.clone();
+            return Ok(goal.clone());
         }
-        let class = self.others.iter().find(|(class, _)| class.has(name));
-        class.map_or_else(|| vec![impossible()], |(_, goal)| goal.clone())
+        for (class, goal) in &self.others {
+            if class.has(name)? {
+                return Ok(goal.clone());
+            }
+        }
+        Ok(vec![impossible()])
     }
 
-    /// Objects that have both shapes; `None` if there is certainly none.
-    fn and(&self, other: &Self) -> Option<Self> {
+    /// Objects that have both shapes. `None` if there are certainly none.
+    fn and(&self, other: &Self) -> Outcome<Option<Self>> {
         let mut named: Vec<(String, Goal<'s>)> = Vec::new();
         for (name, goal) in &self.named {
-            named.push((name.clone(), joined(goal, &other.goal(name))));
+            named.push((name.clone(), joined(goal, &other.goal(name)?)));
         }
         for (name, goal) in &other.named {
             if !self.named.iter().any(|(n, _)| n == name) {
-                named.push((name.clone(), joined(&self.goal(name), goal)));
+                named.push((name.clone(), joined(&self.goal(name)?, goal)));
             }
         }
         let mut required = self.required.clone();
@@ -82,24 +91,29 @@ impl<'s> ObjectShape<'s> {
             }
         }
         let (least, most) = (self.least.max(other.least), self.most.min(other.most));
-        (least <= most && required.len() <= most).then_some(Self {
+        if others.len() > MAX_CLASSES {
+            return Err("too many patterns of one object overlap".to_owned());
+        }
+        let both = Self {
             named,
             required,
             others,
             least,
             most,
-        })
+        };
+        Ok(Some(both).filter(|b| least <= most && b.required.len() <= most))
     }
 
-    /// Names in the order in which they are written, with what each has to fulfil.
-    pub fn members(&self) -> Vec<(String, Goal<'s>)> {
+    /// The named and the required members with their claims, in the order in which they are
+    /// written.
+    pub fn members(&self) -> Outcome<Vec<(String, Goal<'s>)>> {
         let mut members = self.named.clone();
         for name in &self.required {
             if !members.iter().any(|(n, _)| n == name) {
-                members.push((name.clone(), self.goal(name)));
+                members.push((name.clone(), self.goal(name)?));
             }
         }
-        members
+        Ok(members)
     }
 }
 
@@ -107,11 +121,11 @@ impl<'s> ObjectShape<'s> {
 #[derive(Clone, Copy, Debug)]
 pub struct Objects;
 
-/// The keywords that describe members together.
+/// The keywords that together describe the members.
 const MEMBERS: [&str; 3] = ["properties", "patternProperties", "additionalProperties"];
 
 impl Objects {
-    /// Objects whose members fulfil their schemas.
+    /// Objects whose members all satisfy their schemas.
     fn members<'s>(
         schemas: &Schemas<'s>,
         claim: &Claim<'s>,
@@ -119,11 +133,10 @@ impl Objects {
     ) -> Outcome<Vec<ObjectShape<'s>>> {
         let [properties, patterns, additional] = MEMBERS;
         let mut shape = ObjectShape::any();
-        // Each with whether a pattern matches.
+        // Classes of names, their claims, and whether a pattern matches them.
         let mut classes: Vec<(Rx, Goal<'s>, bool)> = vec![(Rx::All, Vec::new(), false)];
         if let Some(value) = map.get(patterns) {
             for (pattern, schema) in claim.object(patterns, value)? {
-                schemas.step()?;
                 let found = text::matching(pattern);
                 let class = found.map_err(|e| claim.fault(patterns, format!("{pattern:?}: {e}")))?;
                 let other = Rx::Some(super::scalar::other_texts(class.clone()));
@@ -131,18 +144,27 @@ impl Objects {
                 let own = claim.inner(schema, &[patterns, pattern], true);
                 let mut split = Vec::new();
                 for (names, goal, matched) in classes {
+                    schemas.step()?;
                     split.push((names.and(&class), joined(&goal, std::slice::from_ref(&own)), true));
                     split.push((names.and(&other), goal, matched));
                 }
                 split.retain(|(names, ..)| names.may_match());
+                if split.len() > MAX_CLASSES {
+                    return Err(claim.fault(patterns, "too many of its patterns overlap"));
+                }
                 classes = split;
             }
         }
         if let Some(value) = map.get(properties) {
             for (name, schema) in claim.object(properties, value)? {
                 let own = claim.inner(schema, &[properties, name], true);
-                let class = classes.iter().find(|(class, ..)| class.has(name));
-                let goal = class.map_or(&[][..], |(_, goal, _)| goal);
+                let mut goal: &[Claim<'s>] = &[];
+                for (class, own, _) in &classes {
+                    if class.has(name)? {
+                        goal = own;
+                        break;
+                    }
+                }
                 shape.named.push((name.clone(), joined(&[own], goal)));
             }
         }
@@ -155,7 +177,7 @@ impl Objects {
         Ok(vec![shape])
     }
 
-    /// Objects of which a member breaks its schema.
+    /// Objects with a member that violates its schema.
     fn broken_members<'s>(claim: &Claim<'s>, key: &str, value: &'s Value) -> Outcome<Vec<ObjectShape<'s>>> {
         let [properties, _, additional] = MEMBERS;
         let harmless = |v: &Value| *v == Value::Bool(true) || v.as_object().is_some_and(Map::is_empty);
@@ -178,7 +200,7 @@ impl Objects {
         Ok(shapes)
     }
 
-    /// Objects that fulfil what the member `name` asks for: other members, or a schema.
+    /// Objects that meet what the member `name` requires: other members, or a schema.
     fn dependency<'s>(
         schemas: &Schemas<'s>,
         claim: &Claim<'s>,
@@ -211,7 +233,7 @@ impl Objects {
         Ok(set)
     }
 
-    /// Objects whose names fulfil a schema.
+    /// Objects whose member names satisfy a schema.
     fn names<'s>(
         schemas: &Schemas<'s>,
         claim: &Claim<'s>,
@@ -243,7 +265,8 @@ impl<'s> Kind<'s> for Objects {
         if a.len().saturating_mul(b.len()) > MAX_SHAPES {
             return Err("it has too many combinations of alternatives for one object".to_owned());
         }
-        Ok(a.iter().flat_map(|a| b.iter().filter_map(|b| a.and(b))).collect())
+        let pairs = a.iter().flat_map(|a| b.iter().map(move |b| a.and(b)));
+        pairs.filter_map(Result::transpose).collect()
     }
 
     fn or(&self, mut a: Self::Set, b: Self::Set) -> Self::Set {
@@ -259,7 +282,7 @@ impl<'s> Kind<'s> for Objects {
         for shape in set {
             let mut possible = true;
             for name in &shape.required {
-                possible = possible && schemas.may_be_met(&shape.goal(name))?;
+                possible = possible && schemas.may_be_met(&shape.goal(name)?)?;
             }
             if possible {
                 return Ok(true);
@@ -289,7 +312,7 @@ impl<'s> Kind<'s> for Objects {
                 most: map.len(),
             }]);
         }
-        // Another object has more members, lacks one, or has one of another value.
+        // An object that differs has more members, lacks one, or has one with another value.
         let mut shapes = vec![ObjectShape {
             least: map.len() + 1,
             ..ObjectShape::any()
@@ -328,7 +351,7 @@ impl<'s> Kind<'s> for Objects {
             "properties" | "patternProperties" | "additionalProperties" => {
                 Self::broken_members(claim, key, value).map(Some)
             }
-            // A flag of the member in an old form.
+            // In draft 3, this is a flag of the member.
             "required" if value.is_boolean() => Ok(None),
             "required" => Self::required(claim, &claim.names(key, value)?).map(Some),
             "minProperties" | "maxProperties" => {

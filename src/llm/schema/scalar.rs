@@ -1,4 +1,4 @@
-//! `null`, `true`, `false`, numbers and strings.
+//! Sets of scalars: `null`, `true`, `false`, numbers and strings.
 
 use super::logic::{Claim, Kind, Outcome, Schemas};
 use super::number::{self, Bound, Decimal};
@@ -6,14 +6,14 @@ use super::text;
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::{Map, Value};
 
-/// Work that a question about a regular expression may take.
+/// Work limit for each query of a regular expression.
 const FUEL: u64 = 50_000;
 
 /// A set of texts.
 #[derive(Clone, Debug)]
 pub enum Rx {
     None,
-    /// All of the kind.
+    /// All texts of the kind.
     All,
     Some(RegexAst),
 }
@@ -35,7 +35,7 @@ impl Rx {
         }
     }
 
-    /// False if there is certainly no text.
+    /// False if the set is certainly empty.
     pub fn may_match(&self) -> bool {
         match self {
             Self::None => false,
@@ -48,22 +48,23 @@ impl Rx {
         }
     }
 
-    /// True for a string of this set.
-    pub fn has(&self, name: &str) -> bool {
-        match self {
+    /// Whether the set contains the string `name`. Fails if its expression is too complex.
+    pub fn has(&self, name: &str) -> Outcome<bool> {
+        Ok(match self {
             Self::None => false,
             Self::All => true,
             Self::Some(ast) => {
                 let mut builder = RegexBuilder::new();
                 let text = Value::from(name).to_string();
                 let made = builder.mk(ast).and_then(|e| builder.to_regex_limited(e, FUEL));
-                made.is_ok_and(|mut regex| regex.is_match(&text))
+                let regex = made.map_err(|e| format!("its patterns for the member {text}: {e}"));
+                regex?.is_match(&text)
             }
-        }
+        })
     }
 }
 
-/// A kind of value without parts.
+/// A kind of scalar value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar {
     Null,
@@ -108,7 +109,7 @@ impl Scalar {
             _ => return Ok(None),
         }
         let exclusive = key.starts_with("exclusive");
-        // In an old form, this is a flag of the other keyword.
+        // In draft 4, this is a flag of `minimum` or `maximum`.
         if exclusive && value.is_boolean() {
             return Ok(None);
         }
@@ -128,7 +129,7 @@ impl Scalar {
             "exclusiveMaximum"
         };
         let open = exclusive || map.get(flag) == Some(&Value::Bool(true));
-        // The numbers that break it lie on the other side of the bound.
+        // The numbers that violate it lie on the other side of the bound.
         let bound = Bound {
             value,
             inclusive: open != claim.holds,

@@ -22,7 +22,7 @@ fn grammar(schema: &Value) -> Grammar {
     Grammar::json_schema(&schema.to_string(), tokenizer(), &[END as u32]).unwrap()
 }
 
-/// True if the text may be written and may end.
+/// Whether the grammar accepts the whole text and may end there.
 fn ends(grammar: &mut Grammar, text: &str) -> bool {
     grammar.start().unwrap();
     if text.bytes().any(|b| grammar.accept(u32::from(b)).is_err()) {
@@ -139,7 +139,7 @@ fn multiples_are_exact_with_any_number_of_digits() {
             for text in short_decimals() {
                 let places = text.split_once('.').map_or(0, |(_, fraction)| fraction.len());
                 let expected = (thousandths(&text) % thousandth == 0) == holds;
-                // Longer fractions are left out, if they do not end in zeros.
+                // Longer fractions that do not end in zeros match neither expression.
                 if places <= most {
                     assert_eq!(regex.is_match(&text), expected, "{factor} {holds}: {text}");
                 } else {
@@ -535,7 +535,7 @@ fn large_schemas_end() {
         &["[1,2]"],
         &["[1,]"],
     );
-    // Chains of references are not followed with the stack of the thread.
+    // Chains of references are followed without recursion.
     let mut definitions = serde_json::Map::new();
     for i in 0..3000 {
         definitions.insert(
@@ -559,5 +559,19 @@ fn large_schemas_end() {
     refused(
         &json!({"allOf": [{"anyOf": options}, {"anyOf": options}, {"anyOf": options}]}),
         "too many combinations",
+    );
+    let letters = ('a'..='z').map(|c| (c.to_string(), json!({"minLength": 1})));
+    let patterns: serde_json::Map<String, Value> = letters.collect();
+    refused(&json!({"patternProperties": patterns}), "overlap");
+    refused(
+        &json!({"not": {"const": vec![0; 20_000]}}),
+        "too many combinations",
+    );
+    let consts: Vec<Value> = (0..501).map(|i| json!({"const": format!("{i}")})).collect();
+    refused(&json!({"oneOf": consts}), "501 alternatives");
+    check(
+        &json!({"oneOf": consts.split_at(300).0}),
+        &["\"7\""],
+        &["\"300\""],
     );
 }

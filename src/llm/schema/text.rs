@@ -1,16 +1,16 @@
-//! Strings of JSON as regular expressions: texts with their quotation marks, in which each
-//! character stands for itself or is escaped in any way that JSON knows.
+//! JSON strings as regular expressions. They match the quotation marks, and each character either
+//! as itself or in any of its JSON escapes.
 
 use llguidance::derivre::RegexAst;
 use llguidance::regex_to_lark;
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
-/// A character: itself, an escape, or a pair of escapes for what two UTF-16 units encode.
+/// A character: itself, an escape, or a pair of escapes for a UTF-16 surrogate pair.
 const CHARACTER: &str = concat!(
     r#"([^"\\\x00-\x1F]|\\["\\/bfnrt]|\\u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"#,
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))",
 );
-/// Characters with an escape of one letter, and that letter.
+/// Characters with a short escape, such as `\n`, and the character after its backslash.
 const SHORT: [(char, char); 8] = [
     ('"', '"'),
     ('\\', '\\'),
@@ -52,7 +52,7 @@ pub fn equal(text: &str) -> RegexAst {
     quoted(regex(text.chars().map(|c| class(&[(c, c)])).collect::<String>()))
 }
 
-/// Strings in which `pattern` is found, as JSON Schema understands it. The error says what in the
+/// Strings that contain a match of `pattern`, as in JSON Schema. The error says which part of the
 /// pattern is wrong or not supported.
 pub fn matching(pattern: &str) -> Result<RegexAst, String> {
     let hir = regex_syntax::Parser::new()
@@ -65,7 +65,7 @@ pub fn matching(pattern: &str) -> Result<RegexAst, String> {
     place(&hir, Edge::Open, Edge::Open).map(quoted)
 }
 
-/// What stands before or after a part of a pattern.
+/// What comes before or after a part of a pattern.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Edge {
     /// Any text that the pattern does not describe.
@@ -76,7 +76,7 @@ enum Edge {
     Inside,
 }
 
-/// The strings that a part of a pattern describes, with the text around it.
+/// The texts that match a part of a pattern, with any text that may surround it.
 fn place(hir: &Hir, left: Edge, right: Edge) -> Result<RegexAst, String> {
     if hir.properties().look_set().is_empty() {
         return around(characters(hir)?, left, right);
@@ -100,7 +100,7 @@ fn around(inner: RegexAst, left: Edge, right: Edge) -> Result<RegexAst, String> 
     Ok(RegexAst::Concat(parts.into_iter().flatten().collect()))
 }
 
-/// An anchor that is a whole part of a pattern.
+/// An anchor that is a part of its own.
 fn at_edge(left: Edge, right: Edge, start: bool) -> Result<RegexAst, String> {
     match if start { left } else { right } {
         Edge::Inside => Ok(RegexAst::NoMatch),
@@ -141,7 +141,7 @@ fn sequence(list: &[Hir], mut left: Edge, mut right: Edge) -> Result<RegexAst, S
     }
 }
 
-/// What a part without anchors describes.
+/// The texts that match a part without anchors.
 fn characters(hir: &Hir) -> Result<RegexAst, String> {
     let all = |list: &[Hir]| list.iter().map(characters).collect::<Result<Vec<_>, _>>();
     Ok(match hir.kind() {
@@ -168,7 +168,7 @@ fn characters(hir: &Hir) -> Result<RegexAst, String> {
     })
 }
 
-/// A regular expression for one character of some ranges, with its escapes.
+/// A regular expression for one character in any of the ranges, with its escapes.
 fn class(ranges: &[(char, char)]) -> String {
     if ranges == [('\0', char::MAX)] {
         return CHARACTER.to_owned();
@@ -177,7 +177,7 @@ fn class(ranges: &[(char, char)]) -> String {
     let (mut plain, mut escaped) = (String::new(), Vec::new());
     for (low, high) in ranges {
         let (low, high) = (u32::from(*low), u32::from(*high));
-        // Control characters, the quotation mark and the backslash never stand for themselves.
+        // Control characters, the quotation mark and the backslash must be escaped.
         for (from, to) in [(0x20, 0x21), (0x23, 0x5b), (0x5d, 0x10_ffff)] {
             let (from, to) = (low.max(from), high.min(to));
             if from <= to {
@@ -210,7 +210,7 @@ fn class(ranges: &[(char, char)]) -> String {
     format!("({})", parts.join("|"))
 }
 
-/// Alternatives for the numbers `low` to `high` in `count` hexadecimal digits.
+/// Alternatives for the numbers `low` to `high`, written with `count` hexadecimal digits.
 fn hex(low: u32, high: u32, count: u32) -> Vec<String> {
     let Some(last) = count.checked_sub(1) else {
         return vec![String::new()];
@@ -247,14 +247,14 @@ fn hex(low: u32, high: u32, count: u32) -> Vec<String> {
     parts
 }
 
-/// A class of hexadecimal digits, in capitals and not.
+/// The character class of the hexadecimal digits `low` to `high` in upper and lower case.
 fn hex_digits(low: u32, high: u32) -> String {
     let digits = (low..=high).filter_map(|d| char::from_digit(d, 16));
     let all: String = digits.flat_map(|c| [c, c.to_ascii_uppercase()]).collect();
     format!("[{all}]")
 }
 
-/// Alternatives for pairs of escapes of characters above U+FFFF.
+/// Alternatives for the pairs of escapes that stand for characters above U+FFFF.
 fn pairs(low: u32, high: u32) -> Vec<String> {
     if low > high {
         return Vec::new();
@@ -284,7 +284,7 @@ fn pairs(low: u32, high: u32) -> Vec<String> {
     parts
 }
 
-/// The pattern of a format that is checked; others are annotations.
+/// The pattern of a format that is checked. `None` for other formats, which are annotations.
 pub fn format(name: &str) -> Option<String> {
     let digits = |n: u8| format!("[0-9]{{{n}}}");
     let date = format!(
@@ -318,7 +318,7 @@ pub fn format(name: &str) -> Option<String> {
     Some(format!("^({inner})$"))
 }
 
-/// Addresses of eight groups, of which `::` leaves out some.
+/// IPv6 addresses: eight groups, some of which `::` may replace.
 fn ipv6() -> String {
     let group = "[0-9a-fA-F]{1,4}";
     let mut forms = vec![format!("({group}:){{7}}{group}")];
