@@ -2,7 +2,7 @@
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, Python's methods work,
 //! values and JSON are written as in Python, and `raise_exception` and `strftime_now` exist.
-//! What is not supported is an error.
+//! Unsupported features are errors.
 //!
 //! Templates and the values that they read are untrusted. A template is compiled and rendered on a
 //! thread of its own with a stack of fixed size, and its work is counted (`guard`), so that it ends
@@ -116,7 +116,7 @@ pub struct Raised(pub String);
 /// Extra template variables, such as `tools` or `enable_thinking`, by name.
 pub type Values = serde_json::Map<String, serde_json::Value>;
 
-/// A model's chat template: one, or one for plain chats and one for chats with tools.
+/// A model's chat template, or two: one for plain chats and one for chats with tools.
 pub struct ChatTemplate {
     plain: Option<Source>,
     tool_use: Option<Source>,
@@ -150,7 +150,7 @@ const TOOL_USE: &str = "tool_use";
 struct Source {
     path: PathBuf,
     text: String,
-    /// The text to compile, once it is known to be a template.
+    /// The text to compile, set once it has been parsed without an error.
     prepared: OnceLock<String>,
 }
 
@@ -177,7 +177,7 @@ impl Source {
         Self::new(path, &text).map(Some)
     }
 
-    /// The text to compile. An error if it cannot be parsed.
+    /// The text to compile. Fails if it cannot be parsed.
     fn prepared(&self) -> Result<&str> {
         if let Some(prepared) = self.prepared.get() {
             return Ok(prepared);
@@ -194,10 +194,10 @@ impl Source {
 }
 
 impl ChatTemplate {
-    /// The templates of `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, else
-    /// those in `tokenizer_config.json`: the only one, or the ones named `default` and `tool_use`.
-    /// `None` if the folder has none; an error if they have other names, or if the one for plain
-    /// chats cannot be parsed.
+    /// The templates in `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, or
+    /// else those in `tokenizer_config.json`: either a single one, or those named `default` and
+    /// `tool_use`. `None` if the folder has none. Fails if they have other names, or if the
+    /// template for plain chats cannot be parsed.
     pub fn find(folder: &ModelFolder) -> Result<Option<Self>> {
         let path = folder.dir().join("chat_template.jinja");
         let tool_path = folder.dir().join("additional_chat_templates/tool_use.jinja");
@@ -262,7 +262,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The template for these variables, as transformers chooses it.
+    /// The template for these variables, chosen as in transformers.
     fn source(&self, values: &Values) -> Result<&Source> {
         let tools = values.get("tools").is_some_and(|tools| !tools.is_null());
         let source = self.tool_use.as_ref().filter(|_| tools).or(self.plain.as_ref());
@@ -281,7 +281,7 @@ impl ChatTemplate {
         self.limits = limits;
     }
 
-    /// The file that contains the template, or the one for plain chats.
+    /// The file that contains the template. If there are two, that of the one for plain chats.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -541,7 +541,7 @@ mod tests {
             ErrorKind::NoTemplate,
             &["tokenizer_config.json", "`default`"],
         );
-        // The template for tools is read where it is needed.
+        // The template for tools is parsed only when it is needed.
         let (_dir, f) = folder(json!({"chat_template": [named("default", "d"), named("tool_use", "{% t")]}));
         assert_eq!(rendered(&f, None).unwrap(), "d");
         let e = rendered(&f, Some(json!([]))).unwrap_err();
@@ -559,7 +559,7 @@ mod tests {
     fn line_ends_are_line_feeds() {
         let text = "a\r\n{% if true %}\r\nb{{ 'c\r\nd\re' }}\r{% endif %}\r\n\r\n";
         assert_eq!(render(text, &[Message::user("")]).unwrap(), "a\nbc\nd\ne\n");
-        // Values keep theirs.
+        // Line ends in values are kept.
         let text = "{{ messages[0].content }}{{ '\\r\\n' }}";
         assert_eq!(render(text, &[Message::user("\r\n\r")]).unwrap(), "\r\n\r\r\n");
     }

@@ -1,4 +1,4 @@
-//! Calls of Python functions: arguments by position and by name.
+//! Calls of Python functions, with positional and keyword arguments.
 
 use super::meter::{Meter, units};
 use super::python;
@@ -6,16 +6,16 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 use std::borrow::Cow;
 
-/// A filter or a method as Python declares it.
+/// A filter or a method with its Python signature.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub name: &'static str,
-    /// Names of its parameters after the first, which is the operand.
+    /// Names of the parameters, without the first one, which is the operand.
     pub parameters: &'static [&'static str],
     pub call: fn(&Call<'_>) -> Result<Value, Error>,
 }
 
-/// An operand and arguments in the order of the parameters.
+/// The operand and the arguments of a call, in the order of the parameters.
 pub(super) struct Call<'a> {
     pub meter: &'a Meter,
     name: &'static str,
@@ -23,12 +23,12 @@ pub(super) struct Call<'a> {
     arguments: Vec<Option<Value>>,
 }
 
-/// The error for arguments that Python refuses.
+/// An error for arguments that Python rejects.
 pub(super) fn refuse<T>(what: impl Into<Cow<'static, str>>) -> Result<T, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// The values of `parameters` in a call of `name` with the arguments `given`.
+/// The values of `parameters` when `name` is called with the arguments `given`.
 pub(super) fn bind(name: &str, parameters: &[&str], given: &[Value]) -> Result<Vec<Option<Value>>, Error> {
     let wrong = |why: String| Error::new(ErrorKind::TooManyArguments, format!("{name}: {why}"));
     let mut bound = vec![None; parameters.len()];
@@ -54,7 +54,7 @@ pub(super) fn bind(name: &str, parameters: &[&str], given: &[Value]) -> Result<V
 }
 
 impl Function {
-    /// Calls the function. An error if the arguments do not fit the parameters.
+    /// Calls the function. Fails if the arguments do not match the parameters.
     pub(super) fn call(&self, meter: &Meter, subject: &Value, given: &[Value]) -> Result<Value, Error> {
         (self.call)(&Call {
             meter,
@@ -84,7 +84,7 @@ impl Call<'_> {
         self.optional(at).filter(|value| !value.is_none())
     }
 
-    /// An argument that has to be given.
+    /// A required argument.
     pub(super) fn required(&self, at: usize) -> Result<&Value, Error> {
         self.optional(at).ok_or_else(|| {
             Error::new(
@@ -94,7 +94,7 @@ impl Call<'_> {
         })
     }
 
-    /// A text argument that has to be given.
+    /// A required text argument.
     pub(super) fn text_at(&self, at: usize) -> Result<&str, Error> {
         let value = self.required(at)?;
         value
@@ -122,7 +122,7 @@ impl Call<'_> {
         }
     }
 
-    /// The truth of an argument; false if it is not given.
+    /// The truth value of an argument; false if it is not given.
     pub(super) fn flag(&self, at: usize) -> bool {
         self.optional(at).is_some_and(Value::is_true)
     }
@@ -136,7 +136,7 @@ impl Call<'_> {
         self.meter.charge(units(count).saturating_mul(units(bytes)))
     }
 
-    /// True if the operand is a list or a tuple.
+    /// Whether the operand is a list or a tuple.
     pub(super) fn is_list(&self) -> bool {
         matches!(self.subject.kind(), ValueKind::Seq | ValueKind::Iterable)
     }

@@ -26,17 +26,17 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// What a conversion writes.
+/// The output of a conversion.
 enum Part {
     Text(String),
-    /// A number, its width, and what fills it up.
+    /// A number, its width, and the padding character.
     Number(u64, usize, char),
-    /// More conversions.
+    /// A format made of other conversions.
     Format(&'static str),
 }
 
 /// Formats `time` in UTC like Python's `strftime` on Linux, without a time zone. Unknown
-/// conversions are text.
+/// conversions are copied.
 pub(super) fn strftime(format: &str, time: SystemTime) -> String {
     let now = Moment::of(time);
     let mut out = String::new();
@@ -77,7 +77,7 @@ struct Moment {
     month: u64,
     day: u64,
     day_of_year: u64,
-    /// From Sunday.
+    /// Days since Sunday.
     weekday: u64,
     hour: u64,
 }
@@ -154,10 +154,10 @@ impl Moment {
         })
     }
 
-    /// Year and week of ISO 8601: the first week contains the first Thursday.
+    /// Year and week according to ISO 8601: the first week contains the first Thursday.
     fn iso_week(&self) -> (u64, u64) {
         let from_monday = (self.weekday + 6) % 7;
-        // The day of the year of this week's Thursday, which may lie in another year.
+        // This week's Thursday as a day of this year. It may lie in another year.
         let thursday = (self.day_of_year + 3)
             .checked_sub(from_monday)
             .filter(|day| *day > 0);

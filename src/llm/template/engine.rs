@@ -1,4 +1,4 @@
-//! The template engine as transformers sets it up.
+//! The template engine, set up as in transformers.
 
 use super::meter::{self, Meter};
 use super::{MAX_RAISED, NAME, Raised, date, filters, guard, objects, python, text};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// What Hugging Face templates expect.
+/// The syntax that Hugging Face templates expect.
 pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder()
         .trim_blocks(true)
@@ -17,7 +17,8 @@ pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
         .build()
 }
 
-/// The functions, filters, methods and formats that templates expect, counting with `meter`.
+/// The functions, filters, methods and formats that templates expect. Their work is counted by
+/// `meter`.
 pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_debug(false);
@@ -52,7 +53,7 @@ pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
 
 pub(super) type Blocks<'s> = BTreeMap<&'s str, Instructions<'s>>;
 
-/// The instructions of a template and of its blocks.
+/// The compiled instructions of a template and of its blocks.
 pub(super) fn compiled(source: &str) -> Result<(Instructions<'_>, Blocks<'_>), Error> {
     let mut generator = CodeGenerator::new(NAME, source);
     generator.compile_stmt(&parse(source, NAME, syntax()?)?);

@@ -1,5 +1,5 @@
-//! Filters and tests of Jinja 3.1 that the engine does not have, or whose arguments or results
-//! differ there.
+//! Filters and tests of Jinja 3.1 that the engine lacks, or for which it has other arguments or
+//! results.
 
 use super::call::{Call, Function, bind, refuse};
 use super::meter::{Meter, NODE};
@@ -17,7 +17,7 @@ const FILTERS: &[Function] = functions! {
         _ => filters::abs(c.subject.clone()),
     };
     "attr"("name") => |c| match c.subject.kind() {
-        // Items are no attributes.
+        // Items are not attributes.
         ValueKind::Map if !objects::is_other_mapping(c.subject) => Ok(Value::UNDEFINED),
         _ => c.subject.get_item(c.required(0)?),
     };
@@ -78,7 +78,7 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     install_tests(environment);
 }
 
-/// Applies a filter, or gets an attribute, of each item.
+/// Applies a filter to each item, or gets an attribute of each.
 fn map(state: &mut State<'_, '_>, subject: Value, Rest(given): Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let given: Vec<Value> = given.into_iter().map(ValueOrKwargs::into_value).collect();
     let Some((name, arguments)) = given.split_first().filter(|(name, _)| !name.is_kwargs()) else {
@@ -179,12 +179,12 @@ fn length(c: &Call<'_>) -> Result<Value, Error> {
     }
 }
 
-/// The argument 0, or `zero`.
+/// Argument 0, or `zero` if it is not given.
 fn fallback(c: &Call<'_>, zero: impl Into<Value>) -> Value {
     c.optional(0).cloned().unwrap_or_else(|| zero.into())
 }
 
-/// A text of digits as Python reads numbers: with spaces around it and single underscores inside.
+/// The digits of a number that Python can read, without surrounding white space and underscores.
 fn digits(text: &str) -> Option<String> {
     let text = text.trim_matches(text::is_space);
     let wrong = text.starts_with('_') || text.ends_with('_') || text.contains("__");
@@ -225,7 +225,7 @@ fn int(c: &Call<'_>) -> Result<Value, Error> {
     number.map_or_else(|| Ok(fallback(c, 0)), python::truncated)
 }
 
-/// Python's `int` of a text without spaces and underscores.
+/// Python's `int` of a text without white space and underscores.
 fn parsed(text: &str, base: i64) -> Option<i128> {
     let (negative, text) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -267,7 +267,7 @@ fn round(c: &Call<'_>) -> Result<Value, Error> {
                 let up = rest * 2 > unit || (rest * 2 == unit && whole % 2 != 0);
                 return Ok(Value::from((whole + i128::from(up)) * unit));
             }
-            // Formatting rounds the exact value, like Python.
+            // Like Python, formatting rounds the exact value.
             (None, Ok(places)) => format!("{v:.places$}").parse().unwrap_or(v),
             (None, Err(_)) => (v * factor).round_ties_even() / factor,
         },
@@ -276,7 +276,7 @@ fn round(c: &Call<'_>) -> Result<Value, Error> {
     Ok(Value::from(rounded))
 }
 
-/// `text` with HTML's special characters escaped.
+/// `text` with HTML special characters escaped.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -352,7 +352,7 @@ fn indent(c: &Call<'_>) -> Result<Value, Error> {
     Ok(Value::from(out))
 }
 
-/// Python's `pprint` of what fits one line and has no order of its own.
+/// Python's `pprint`, only for values that fit on one line and need no sorting.
 fn pretty(c: &Call<'_>) -> Result<Value, Error> {
     const WIDTH: usize = 80;
     let mut maps = 0;
@@ -381,7 +381,7 @@ fn strip_tags(c: &Call<'_>) -> Result<Value, Error> {
             true
         })
     };
-    // Comments first: they may contain tags.
+    // Comments go first, since they may contain tags.
     while between(&mut rest, "<!--", "-->", &mut plain) {}
     plain.push_str(rest);
     let (text, mut plain) = (plain, String::new());
@@ -423,8 +423,7 @@ fn truncate(c: &Call<'_>) -> Result<Value, Error> {
     Ok(Value::from(format!("{cut}{end}")))
 }
 
-/// A text for a URL, with percent signs; in a query, spaces are written as `+` and slashes too are
-/// quoted.
+/// `text`, percent-encoded for a URL. In a query, spaces become `+`, and slashes are encoded, too.
 fn quoted(text: &str, query: bool) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -506,7 +505,7 @@ fn word_wrap(c: &Call<'_>) -> Result<Value, Error> {
                 line.push_str(head);
                 chunk = tail;
                 if line.is_empty() {
-                    // A word that is longer than a line.
+                    // A word longer than a line.
                     line.push_str(chunk);
                     used = size;
                     break;
@@ -528,11 +527,11 @@ fn word_wrap(c: &Call<'_>) -> Result<Value, Error> {
     Ok(Value::from(lines.join(line_end)))
 }
 
-/// [`NODE`] as a size.
+/// [`NODE`] as a `usize`.
 const NODE_BYTES: usize = 32;
 const _: () = assert!(NODE_BYTES as u64 == NODE, "two forms of one number");
 
-/// Words and the white space between them.
+/// The words of `text` and the white space between them.
 fn chunks(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

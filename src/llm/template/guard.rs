@@ -166,8 +166,8 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     });
 }
 
-/// The arguments of a macro that has the parameters `varargs` and `kwargs`, in the order in which
-/// they are unpacked. The last of `given` are the names of its parameters.
+/// The arguments of a macro with the parameters `varargs` and `kwargs`, in the order in which they
+/// are unpacked. The last value of `given` is the list of its parameter names.
 fn pack(mut given: Vec<Value>) -> Result<Value, Error> {
     let names: Vec<Value> = given.pop().unwrap_or_default().try_iter()?.collect();
     let named = given.pop_if(|last| last.is_kwargs()).unwrap_or_default();
@@ -194,7 +194,7 @@ fn pack(mut given: Vec<Value>) -> Result<Value, Error> {
     Ok(Value::from(Tuple::from(all)))
 }
 
-/// The parameters of macros that have `varargs` and `kwargs`, by name.
+/// The parameters of macros with `varargs` and `kwargs`, by macro name.
 fn variadic<'s>(from: &Instructions<'s>) -> BTreeMap<&'s str, Value> {
     let mut macros = BTreeMap::new();
     for at in 1u32.. {
@@ -212,7 +212,7 @@ fn variadic<'s>(from: &Instructions<'s>) -> BTreeMap<&'s str, Value> {
     macros
 }
 
-/// Turns counts of repetitions that the engine refuses into such that it knows.
+/// Replaces repetition counts that the engine rejects by equivalent ones that it accepts.
 fn repetitions(operands: &mut [Value]) {
     let repeats = operands
         .iter()
@@ -408,7 +408,7 @@ fn magnitude(value: &Value) -> u64 {
     }
 }
 
-/// The instructions `from`, counting.
+/// The instructions `from` with guards.
 pub(super) fn guarded<'s>(from: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     let mut code = Vec::new();
     // Where each instruction went.
@@ -463,8 +463,8 @@ fn target<'a>(instruction: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
     }
 }
 
-/// Passes `instruction` with its guards to `add`. A call of a macro that has `varargs` is given the
-/// names of its parameters.
+/// Passes `instruction` with its guards to `add`. If it calls a macro with `varargs`, the parameter
+/// names of the macro are added to the arguments.
 fn expand<'s>(
     instruction: &Instruction<'s>,
     names: Option<&Value>,
@@ -541,7 +541,7 @@ fn expand<'s>(
     Ok(())
 }
 
-/// Calls a macro that has `varargs`.
+/// Calls a macro with `varargs`.
 fn call_packed<'s>(
     name: &'s str,
     given: Option<u16>,
@@ -561,7 +561,8 @@ fn call_packed<'s>(
     Ok(())
 }
 
-/// Adds the value on top of the stack to the operands below it, whose number lies between them.
+/// Adds the value on top of the stack to the operands below it. The number of operands lies
+/// between them.
 fn one_more<'s>(add: &mut dyn FnMut(Instruction<'s>)) {
     add(Instruction::Swap);
     add(Instruction::LoadConst(Value::from(1)));

@@ -1,4 +1,4 @@
-//! Global functions and the objects that they and methods return.
+//! Global functions, and the objects that functions and methods return.
 
 use super::call::refuse;
 use super::meter::{Meter, NODE};
@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Numbers with equal distances.
+/// Equally spaced numbers, like Python's `range`.
 #[derive(Debug)]
 pub(super) struct Range {
     start: i64,
@@ -76,10 +76,10 @@ impl Object for Range {
     }
 }
 
-/// The items, keys or values of an object, as its methods return them.
+/// The items, keys or values of an object, like Python's views of a `dict`.
 #[derive(Debug)]
 pub(super) struct View {
-    /// The name of the type.
+    /// Name of the type in Python.
     pub name: &'static str,
     pub items: Vec<Value>,
 }
@@ -98,7 +98,7 @@ impl Object for View {
     }
 }
 
-/// What the filter `groupby` makes: a tuple whose parts have names.
+/// A result of the filter `groupby`: a named tuple.
 #[derive(Debug)]
 pub(super) struct Group {
     pub grouper: Value,
@@ -123,7 +123,7 @@ impl Object for Group {
     }
 }
 
-/// A method that is not called at once.
+/// A bound method that is not called immediately.
 #[derive(Debug)]
 struct Method {
     meter: Arc<Meter>,
@@ -145,7 +145,8 @@ impl Object for Method {
     }
 }
 
-/// Python's attribute `name`, which is that of a method. Methods hide items of the same name.
+/// The attribute `name`, which is the name of a method. As in Python, methods hide items of the
+/// same name.
 pub(super) fn attribute(meter: &Arc<Meter>, subject: &Value, name: &str) -> Result<Value, Error> {
     if is_other_mapping(subject) || !text::has_method(subject.kind(), name) {
         return subject.get_attr(name);
@@ -158,7 +159,7 @@ pub(super) fn attribute(meter: &Arc<Meter>, subject: &Value, name: &str) -> Resu
     }))
 }
 
-/// Goes round its items.
+/// Jinja's `cycler`: returns its items in turn.
 #[derive(Debug)]
 struct Cycler {
     items: Vec<Value>,
@@ -209,7 +210,7 @@ impl Object for Cycler {
     }
 }
 
-/// Nothing when called the first time, then its separator.
+/// Jinja's `joiner`: returns an empty text on the first call, then its separator.
 #[derive(Debug)]
 struct Joiner {
     separator: Value,
@@ -235,7 +236,7 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     object.is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// True for a mapping that is no `dict`: a namespace, or the variable of a loop.
+/// Whether `value` is a mapping but not a `dict`: a namespace, or the variable `loop`.
 pub(super) fn is_other_mapping(value: &Value) -> bool {
     let object = value.as_object();
     is_namespace(value) || object.is_some_and(|object| object.type_name().ends_with("::Loop"))
@@ -245,8 +246,8 @@ pub(super) fn is_cycler(value: &Value) -> bool {
     value.downcast_object_ref::<Cycler>().is_some()
 }
 
-/// Counts a value that an object stores. It must contain no such object: a cycle would never be
-/// freed, and a long chain takes stack when it is.
+/// Counts a value that an object stores. It must not contain another such object: a cycle would
+/// never be freed, and freeing a long chain takes stack.
 pub(super) fn storable(meter: &Meter, value: &Value) -> Result<(), Error> {
     let stores = |value: &Value| {
         is_namespace(value) || is_cycler(value) || value.downcast_object_ref::<Method>().is_some()
@@ -258,7 +259,7 @@ pub(super) fn storable(meter: &Meter, value: &Value) -> Result<(), Error> {
     meter.visit(value, &mut place).map(drop)
 }
 
-/// Python's `dict`: of a mapping or of pairs, with more entries by name.
+/// Python's `dict`: made from a mapping or pairs, and from keyword arguments.
 fn dict(Rest(given): Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let mut entries: Vec<(Value, Value)> = Vec::new();
     for value in given.into_iter().map(ValueOrKwargs::into_value) {

@@ -1,4 +1,4 @@
-//! Python's `%` operator on texts.
+//! Python's operator `%`.
 
 use super::call::refuse;
 use super::meter::{Meter, units};
@@ -7,7 +7,7 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
-/// Python's `%`: formats a text, or the remainder of numbers.
+/// Python's `%`: formats if `left` is a text, and otherwise computes the remainder of numbers.
 pub(super) fn percent(meter: &Meter, left: &Value, right: &Value) -> Result<Value, Error> {
     let Some(text) = left.as_str() else {
         return remainder(left, right);
@@ -19,12 +19,11 @@ pub(super) fn percent(meter: &Meter, left: &Value, right: &Value) -> Result<Valu
     printf(meter, text, &values).map(Value::from)
 }
 
-/// The remainder, whose sign is that of the divisor.
+/// The remainder. It has the sign of the divisor.
 pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     let number = |value: &Value| python::integer(value);
     if let (Some(a), Some(b)) = (number(left), number(right)) {
-        let rest = a.checked_rem(b);
-        let rest = rest.map(|rest| {
+        let rest = (b != 0).then(|| a.wrapping_rem(b)).map(|rest| {
             if rest != 0 && (rest < 0) != (b < 0) {
                 rest + b
             } else {
@@ -65,7 +64,7 @@ struct Conversion<'t> {
 }
 
 impl<'t> Conversion<'t> {
-    /// Reads what follows `%`. Returns the rest too.
+    /// Parses the text after a `%`. Also returns the rest of the text.
     fn read(text: &'t str) -> Option<(Self, &'t str)> {
         let number = |text: &'t str| {
             let digits = text.strip_prefix('*');
@@ -99,11 +98,11 @@ impl<'t> Conversion<'t> {
     }
 }
 
-/// The values that conversions take.
+/// The values that conversions consume.
 struct Values<'a> {
     all: &'a [Value],
     next: usize,
-    /// The only value is a mapping.
+    /// The only value, if it is a mapping.
     mapping: Option<&'a Value>,
 }
 
@@ -126,7 +125,7 @@ impl Values<'_> {
         }
     }
 
-    /// A width or a precision, which `*` takes from the values.
+    /// A width or a precision. `*` takes it from the values.
     fn size(&mut self, written: &str) -> Result<Option<i64>, Error> {
         let size = match written {
             "" => return Ok(None),
@@ -140,7 +139,8 @@ impl Values<'_> {
     }
 }
 
-/// The text that `format` makes of `values`. A single mapping also has values by name.
+/// `values` formatted by `format`. If the only value is a mapping, its values are also available by
+/// key.
 pub(super) fn printf(meter: &Meter, format: &str, values: &[Value]) -> Result<String, Error> {
     let mapping = match values {
         [only] if only.kind() == ValueKind::Map => Some(only),
@@ -227,7 +227,7 @@ fn convert(
     Ok(())
 }
 
-/// A number as the single conversion `written` formats it.
+/// A number, formatted by the single conversion `written`.
 fn number(written: &str, letter: char, value: &Value) -> Result<String, Error> {
     let whole = matches!(letter, 'd' | 'i' | 'u');
     let value = match value.kind() {

@@ -17,9 +17,9 @@ pub(super) fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-/// The integer part of a float. An error if it has none.
+/// The integer part of a float. Fails for NaN and infinities.
 pub(super) fn truncated(v: f64) -> Result<Value, Error> {
-    // Beyond this, the cast would saturate.
+    // The cast saturates beyond this.
     const MOST: f64 = 1e38;
     if v.abs() < MOST {
         #[expect(clippy::cast_possible_truncation, reason = "the fraction is dropped")]
@@ -35,7 +35,7 @@ pub(super) fn items(value: &Value) -> impl Iterator<Item = [Value; 2]> + '_ {
     pairs.into_iter().flatten().map(|(key, value)| [key, value])
 }
 
-/// An error if Python does not order these values.
+/// Fails if Python cannot order these values.
 pub(super) fn check_comparable(a: &Value, b: &Value) -> Result<(), Error> {
     let class = |value: &Value| match value.kind() {
         ValueKind::Bool => ValueKind::Number,
@@ -93,7 +93,7 @@ pub(super) fn repr_text(value: &Value) -> Result<String, Error> {
     Ok(out)
 }
 
-/// `text` with escapes for all but ASCII characters.
+/// `text` with all characters except ASCII escaped.
 pub(super) fn ascii(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -105,7 +105,7 @@ pub(super) fn ascii(text: &str) -> String {
     out
 }
 
-/// An escape of Python's string constants.
+/// The escape of a character in a Python string literal.
 pub(super) fn escape(c: char) -> String {
     match u32::from(c) {
         n @ 0..=0xff => format!("\\x{n:02x}"),
@@ -114,9 +114,9 @@ pub(super) fn escape(c: char) -> String {
     }
 }
 
-/// True for a character that Python's `repr` writes as it is.
+/// Whether Python's `repr` writes a character unescaped.
 pub(super) fn is_printable(c: char) -> bool {
-    // Rust escapes the same characters, and combining ones at the start of a text.
+    // Rust escapes the same characters, and also a combining character at the start of a text.
     let text: String = ['a', c].iter().collect();
     matches!(c, '\'' | '"' | '\\') || text.escape_debug().eq(text.chars())
 }
@@ -226,7 +226,7 @@ fn float(v: f64) -> String {
     }
 }
 
-/// A float in JSON as Python writes it.
+/// A float in the JSON that Python writes.
 fn json_float(v: f64) -> String {
     match v {
         v if v.is_nan() => "NaN".to_owned(),

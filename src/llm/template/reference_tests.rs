@@ -1,4 +1,4 @@
-//! What Jinja 3.1 renders, set up as in transformers, and what is refused instead.
+//! Results of Jinja 3.1, set up as in transformers, and templates that are rejected instead.
 
 use super::hostile_tests::rendered;
 use super::*;
@@ -44,7 +44,7 @@ fn constants_and_blocks_are_those_of_jinja() {
     check(WHOLE);
 }
 
-/// Python refuses these too, or their results are not supported.
+/// Python rejects these too, or their results are not supported.
 #[test]
 fn what_would_differ_is_refused() {
     for expression in [

@@ -1,4 +1,4 @@
-//! Filters of lists and objects.
+//! Filters for lists and objects.
 
 use super::call::{Call, Function, refuse};
 use super::meter::NODE;
@@ -68,7 +68,7 @@ pub(super) const FILTERS: &[Function] = functions! {
     };
 };
 
-/// A text in lower case, unless case counts.
+/// `value`. If it is a text, it is converted to lower case unless the case matters.
 fn fold(value: Value, case_sensitive: bool) -> Value {
     match value.as_str() {
         Some(text) if !case_sensitive => Value::from(text.to_lowercase()),
@@ -76,7 +76,7 @@ fn fold(value: Value, case_sensitive: bool) -> Value {
     }
 }
 
-/// What a path such as `a.b.0` leads to.
+/// The value at a path such as `a.b.0`.
 pub(super) fn attribute_of(item: &Value, path: &str) -> Result<Value, Error> {
     path.split('.')
         .try_fold(item.clone(), |item, part| match part.parse::<usize>() {
@@ -85,8 +85,8 @@ pub(super) fn attribute_of(item: &Value, path: &str) -> Result<Value, Error> {
         })
 }
 
-/// The items of the operand with their keys: the item itself, or the attribute that the argument
-/// `attribute` names.
+/// The items of the operand with their keys. The key is the item itself, or the attribute named by
+/// the argument `attribute`.
 fn keyed(
     c: &Call<'_>,
     case_sensitive: usize,
@@ -112,7 +112,7 @@ fn values(keyed: Vec<(Value, Value)>) -> Value {
     Value::from(keyed.into_iter().map(|(_, value)| value).collect::<Vec<_>>())
 }
 
-/// Sorts by the keys; equal ones keep their order. An error for keys that Python does not compare.
+/// A stable sort by the keys. Fails for keys that Python cannot compare.
 fn sorted(mut keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<(Value, Value)>, Error> {
     for pair in keyed.windows(2) {
         if let [(a, _), (b, _)] = pair {

@@ -22,14 +22,14 @@ const OUTER_LOOP: &str = "__loop";
 /// The text to compile. An error if its expressions are too long to be parsed in bounded time and
 /// stack. Some expressions are rewritten:
 ///
-/// * Line ends become line feeds, and escapes of string constants those that the engine knows.
+/// * Line ends become line feeds. Escapes in string literals become escapes that the engine knows.
 /// * A unary `+` becomes two `-`.
-/// * A factor `1|int` is added to products, so that the compiler does not compute products of
-///   constants, which may be of any size. `~` gets a constant too: the compiler would join
-///   constants in another way.
+/// * A factor `1|int` is added to products, so that the compiler does not evaluate products of
+///   constants, which may be of any size. `~` gets another operand that is not constant, because
+///   the compiler would join constants differently.
 /// * `{% generation %}` blocks, which mark text for training, become `{% with %}` blocks.
 /// * Macros that use `varargs` or `kwargs` declare both.
-/// * Outside of loops, `loop` is a variable like others if it is set.
+/// * Outside of loops, `loop` is an ordinary variable if it is set.
 pub(super) fn prepared(text: &str, syntax: SyntaxConfig) -> Result<String, Error> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let mut edits: Vec<(Range<usize>, String)> = Vec::new();
@@ -81,16 +81,16 @@ fn range(span: Span) -> Range<usize> {
     at(span.start_offset)..at(span.end_offset)
 }
 
-/// What the token before says about the next one.
+/// What the previous token implies for the next one.
 #[derive(Clone, Copy, Default)]
 struct Before {
-    /// It ends an operand.
+    /// The previous token ends an operand.
     operand: bool,
-    /// The next one is an attribute.
+    /// The next token is an attribute.
     dot: bool,
-    /// The next one is the name of a tag.
+    /// The next token is the name of a tag.
     starts: bool,
-    /// It is the variable `self`.
+    /// The previous token is the variable `self`.
     own: bool,
 }
 
@@ -118,13 +118,13 @@ impl Before {
     }
 }
 
-/// Declares the parameters `varargs` and `kwargs` of macros that use them. Calls pass them
-/// (`guard`).
+/// Declares the parameters `varargs` and `kwargs` of macros that use them. `guard` passes them in
+/// calls.
 #[derive(Default)]
 struct Macros {
-    /// Of the macro being read: where its parameters end, and what is added there.
+    /// For the macro being read: where its parameters end, and the text to insert there.
     header: Option<(usize, &'static str)>,
-    /// Open brackets of a header; `None` outside of one.
+    /// Number of open brackets in a macro header. `None` outside of a header.
     depth: Option<usize>,
     edits: Vec<(Range<usize>, String)>,
 }
@@ -159,14 +159,14 @@ impl Macros {
     }
 }
 
-/// Bounds of a template, and its open blocks.
+/// The cost of a template so far, and its open blocks.
 #[derive(Default)]
 struct Checks {
     start: u64,
     operators: u64,
     all: u64,
     branches: usize,
-    /// Names of open blocks that have variables of their own.
+    /// Names of open blocks that have their own variables.
     blocks: Vec<&'static str>,
 }
 
@@ -188,7 +188,7 @@ impl Checks {
             _ => {}
         }
         if is_operator(token) {
-            // Two operators take the place of these.
+            // These are replaced by two operators.
             let two = matches!(token, Token::Tilde | Token::Mul)
                 || (matches!(token, Token::Plus) && !before.operand);
             self.operators += 1 + u64::from(two);
@@ -220,7 +220,7 @@ impl Checks {
         }
     }
 
-    /// Open loops.
+    /// Number of open loops.
     fn loops(&self) -> usize {
         self.blocks.iter().filter(|block| **block == "for").count()
     }
@@ -250,7 +250,7 @@ fn is_operator(token: &Token<'_>) -> bool {
     }
 }
 
-/// A string constant with the escapes of Python, written with those that the engine knows too.
+/// Converts a string literal with Python's escapes to one with escapes that the engine also knows.
 fn constant(written: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(written.len());
     let mut rest = written;
@@ -295,7 +295,7 @@ fn constant(written: &str) -> Result<String, Error> {
                 out.push_str(code);
             }
             '\\' | '\'' | '"' | 'b' | 'f' | 'n' | 'r' | 't' | '0'..='7' => out.extend(['\\', letter]),
-            // Jinja escapes such characters before it reads escapes.
+            // Jinja escapes these characters before it evaluates escapes.
             c if !c.is_ascii() => {
                 out.push('\\');
                 out.push_str(&python::escape(c));

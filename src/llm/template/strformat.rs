@@ -10,16 +10,17 @@ use minijinja::{Error, Value};
 /// The arguments of a call.
 struct Arguments<'a> {
     given: &'a [Value],
-    /// Position of the next field without a name.
+    /// Position of the argument for the next field without a name.
     next: usize,
 }
 
-/// The text that `text.format(*given)` makes.
+/// Python's `text.format(*given)`.
 pub(super) fn str_format(meter: &Meter, text: &str, given: &[Value]) -> Result<String, Error> {
     filled(meter, text, &mut Arguments { given, next: 0 }, true)
 }
 
-/// `text` with its fields filled in. Fields within specifications have no specifications.
+/// `text` with its fields replaced. A field inside a format specification must not have one of its
+/// own.
 fn filled(meter: &Meter, text: &str, all: &mut Arguments<'_>, outer: bool) -> Result<String, Error> {
     let mut out = String::new();
     let mut rest = text;
@@ -39,15 +40,17 @@ fn filled(meter: &Meter, text: &str, all: &mut Arguments<'_>, outer: bool) -> Re
         };
         rest = after.strip_prefix('}').unwrap_or(after);
         let (name, spec) = match field.split_once(':') {
-            Some((name, spec)) if outer => (name, filled(meter, spec, all, false)?),
-            Some(_) => return refuse("format: fields are nested too deeply"),
-            None => (field, String::new()),
+            Some(_) if !outer => return refuse("format: fields are nested too deeply"),
+            Some((name, spec)) => (name, spec),
+            None => (field, ""),
         };
         let (name, conversion) = match name.rsplit_once('!') {
             Some((name, conversion)) => (name, Some(conversion)),
             None => (name, None),
         };
+        // Before those of the specification, which are numbered after it.
         let value = all.value(name)?;
+        let spec = filled(meter, spec, all, false)?;
         let value = match conversion {
             None => value,
             Some("s") => Value::from(python::text(&value)?),
@@ -70,7 +73,7 @@ fn filled(meter: &Meter, text: &str, all: &mut Arguments<'_>, outer: bool) -> Re
     Ok(out)
 }
 
-/// Where the field that `text` begins with ends.
+/// The end of the field at the start of `text`.
 fn end(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     text.char_indices().find_map(|(at, c)| match c {
@@ -88,7 +91,8 @@ fn end(text: &str) -> Option<usize> {
 }
 
 impl Arguments<'_> {
-    /// The value of a field that is empty, or such as `0`, `name.attribute` or `name[key]`.
+    /// The value of a field. `name` may be empty, or, for example, `0`, `name.attribute` or
+    /// `name[key]`.
     fn value(&mut self, name: &str) -> Result<Value, Error> {
         let first = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut path) = name.split_at_checked(first).unwrap_or((name, ""));
@@ -130,7 +134,7 @@ impl Arguments<'_> {
     }
 }
 
-/// `value` as the specification says.
+/// `value`, formatted by the specification.
 fn field_text(value: &Value, spec: &str) -> Result<String, Error> {
     if spec.is_empty() {
         return python::text(value);

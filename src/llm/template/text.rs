@@ -83,7 +83,7 @@ pub(super) const METHODS: &[Function] = functions! {
     "zfill"("width") => zero_filled;
 };
 
-/// White space as Python defines it.
+/// Whether Python regards `c` as white space.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -94,7 +94,7 @@ fn is_decimal(c: char) -> bool {
     c.is_ascii_digit() || (!c.is_ascii() && c.is_numeric() && !outside(c))
 }
 
-/// True for an end of a line as Python defines it.
+/// Whether Python regards `c` as a line end.
 pub(super) fn ends_line(c: char) -> bool {
     matches!(c, '\n'..='\r' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
@@ -114,7 +114,7 @@ pub(super) fn capitalized(text: &str) -> String {
     first.into_iter().flatten().collect::<String>() + &letters.as_str().to_lowercase()
 }
 
-/// Each run of letters starts with a capital.
+/// `text` in title case: each run of letters starts with an upper-case letter.
 fn titled(text: &str) -> String {
     let (mut out, mut inside) = (String::new(), false);
     for c in text.chars() {
@@ -127,7 +127,7 @@ fn titled(text: &str) -> String {
     out
 }
 
-/// The byte at which the character `at` begins; counts from the end if negative.
+/// The byte offset of the character at index `at`. Negative indices count from the end.
 fn byte(text: &str, at: i64) -> Option<usize> {
     let at = match at < 0 {
         true => i64::try_from(text.chars().count())
@@ -143,8 +143,8 @@ fn byte(text: &str, at: i64) -> Option<usize> {
     }
 }
 
-/// The part of the operand between the arguments 1 and 2, and where it begins in characters. `None`
-/// if there is no such part.
+/// The part of the operand between the indices in arguments 1 and 2, and its start in characters.
+/// `None` if there is no such part.
 fn window<'c>(c: &'c Call<'_>) -> Result<Option<(std::borrow::Cow<'c, str>, usize)>, Error> {
     let text = c.text()?;
     let (start, end) = (c.set_integer(1)?, c.set_integer(2)?);
@@ -160,7 +160,7 @@ fn window<'c>(c: &'c Call<'_>) -> Result<Option<(std::borrow::Cow<'c, str>, usiz
     Ok(part.map(|(skipped, part)| (part.into(), skipped)))
 }
 
-/// Where the argument 0 is found, in characters.
+/// The position of argument 0 in the operand, in characters.
 fn found(c: &Call<'_>, find: fn(&str, &str) -> Option<usize>) -> Result<Option<i64>, Error> {
     let needle = c.text_at(0)?;
     let Some((text, skipped)) = window(c)? else {
@@ -271,7 +271,7 @@ fn padded(c: &Call<'_>, side: Side) -> Result<Value, Error> {
     pad(c, &text, c.set_integer(0)?.unwrap_or(0), fill, side)
 }
 
-/// `text` in the middle of `width` characters.
+/// `text` centered in `width` characters.
 pub(super) fn centered(c: &Call<'_>, text: &str, width: i64) -> Result<Value, Error> {
     pad(c, text, width, ' ', Side::Both)
 }
@@ -283,7 +283,7 @@ fn pad(c: &Call<'_>, text: &str, width: i64, fill: char, side: Side) -> Result<V
     let before = match side {
         Side::Left => missing,
         Side::Right => 0,
-        // As Python rounds.
+        // Rounds like Python.
         Side::Both => missing / 2 + (missing & width & 1),
     };
     let mut out: String = std::iter::repeat_n(fill, before).collect();
@@ -309,7 +309,7 @@ fn parted(c: &Call<'_>, last: bool) -> Result<Value, Error> {
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// The operand with `old` replaced by `new`, at most as often as the argument 2 says.
+/// The operand with `old` replaced by `new`. Argument 2 limits the number of replacements.
 pub(super) fn replaced(c: &Call<'_>, old: &str, new: &str) -> Result<Value, Error> {
     let text = c.text()?;
     let count = c
@@ -340,7 +340,7 @@ fn stripped(c: &Call<'_>, start: bool, end: bool) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// The operand without white space, or the characters of the argument 0, around it.
+/// The operand without surrounding white space, or without surrounding characters of argument 0.
 pub(super) fn trimmed(c: &Call<'_>) -> Result<Value, Error> {
     stripped(c, true, true)
 }
@@ -413,12 +413,12 @@ fn split(c: &Call<'_>, from_end: bool) -> Result<Value, Error> {
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// Bytes of the first character.
+/// Length of the first character in bytes.
 fn first_length(text: &str) -> usize {
     text.chars().next().map_or(0, char::len_utf8)
 }
 
-/// The lines of `text`, each with its end.
+/// The lines of `text` with their line ends.
 fn whole_lines(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -434,7 +434,7 @@ fn whole_lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The lines of `text` without their ends.
+/// The lines of `text` without their line ends.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
     whole_lines(text).map(|line| {
         line.strip_suffix("\r\n")
@@ -468,7 +468,7 @@ fn zero_filled(c: &Call<'_>) -> Result<Value, Error> {
     Ok(Value::from(format!("{sign}{}{digits}", "0".repeat(missing))))
 }
 
-/// Methods of `dict`, but for those that change it.
+/// Methods of `dict`, except those that modify it.
 pub(super) const DICT_METHODS: &[Function] = functions! {
     "copy"() => |c| Ok(c.subject.clone());
     "get"("key", "default") => |c| {
@@ -487,7 +487,7 @@ fn view(c: &Call<'_>, name: &'static str, part: fn([Value; 2]) -> Value) -> Resu
     Ok(Value::from_object(View { name, items }))
 }
 
-/// Methods of `list` and `tuple`, but for those that change them.
+/// Methods of `list` and `tuple`, except those that modify them.
 pub(super) const LIST_METHODS: &[Function] = functions! {
     "copy"() => |c| match c.subject.is_tuple() {
         true => refuse("a tuple has no method `copy`"),
@@ -511,7 +511,8 @@ pub(super) const LIST_METHODS: &[Function] = functions! {
     };
 };
 
-/// Methods that change their operand, which templates must not call, and those of other forms.
+/// Methods that modify their operand, which templates must not call, and methods that have another
+/// signature.
 const OTHERS: [(ValueKind, &[&str]); 3] = [
     (
         ValueKind::String,
@@ -529,7 +530,7 @@ const OTHERS: [(ValueKind, &[&str]); 3] = [
     ),
 ];
 
-/// The methods of a value of this kind.
+/// The methods of values of this kind.
 fn methods(kind: ValueKind) -> &'static [Function] {
     match kind {
         ValueKind::String => METHODS,
@@ -539,20 +540,20 @@ fn methods(kind: ValueKind) -> &'static [Function] {
     }
 }
 
-/// True if values of this kind have the method `name`.
+/// Whether values of this kind have the method `name`.
 pub(super) fn has_method(kind: ValueKind, name: &str) -> bool {
     let mut others = OTHERS.iter().filter(|(of, _)| *of == kind);
     methods(kind).iter().any(|method| method.name == name) || others.any(|(_, names)| names.contains(&name))
 }
 
-/// True if some kind of values has the method `name`.
+/// Whether values of any kind have the method `name`.
 pub(super) fn is_method(name: &str) -> bool {
     [ValueKind::String, ValueKind::Map, ValueKind::Seq]
         .into_iter()
         .any(|kind| has_method(kind, name))
 }
 
-/// Calls a method. An error of kind [`ErrorKind::UnknownMethod`] if there is none.
+/// Calls a method. Fails with [`ErrorKind::UnknownMethod`] if it does not exist.
 pub(super) fn call_method(
     meter: &Meter,
     subject: &Value,
