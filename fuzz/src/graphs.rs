@@ -1,5 +1,5 @@
-//! Random graphs whose results every backend computes alike: integers up to the ends of their types,
-//! NaN, infinities, empty axes, broadcast axes of 1, symbolic sizes.
+//! Random graphs, for which all backends must give the same results: integers up to the ends of
+//! their types, NaN, infinities, empty axes, broadcast axes of size 1, symbolic sizes.
 
 mod maker;
 
@@ -20,11 +20,11 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 /// last operator of a graph rounds.
 const TOLERANCE: f64 = 1e-3;
 
-/// Of how many models one is kept for ONNX Runtime.
+/// One in this many models is kept for a comparison with ONNX Runtime.
 const KEPT: u32 = 20;
 
-/// Compares the native kernels with the interpreter, with one of the processor's instruction sets
-/// and one or all threads.
+/// Compares the native kernels with the interpreter. Uses a random instruction set of the
+/// processor, and one thread or all.
 pub fn cpu(data: &[u8]) {
     let mut random = Random::new(!crc32fast::hash(data).rotate_left(7));
     let all: Vec<Isa> = Isa::supported().collect();
@@ -46,7 +46,7 @@ pub fn wgpu(data: &[u8]) {
     against_host(data, BackendKind::Wgpu, &cached());
 }
 
-/// Keeps compiled kernels.
+/// Options with a cache for compiled kernels.
 fn cached() -> OpenOptions {
     static STORE: OnceLock<Arc<Store>> = OnceLock::new();
     let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
@@ -88,13 +88,13 @@ fn against_host(data: &[u8], kind: BackendKind, open: &OpenOptions) {
         }
         (Ok(_), Err(e)) => panic!("{}: only the host fails: {}", operators(), e.chain()),
         (Err(e), _) => {
-            // An index out of range is the only error that a graph may make.
+            // An index out of range is the only error that a graph may cause.
             assert!(made.may_fail, "{}: {}", operators(), e.chain());
         }
     }
 }
 
-/// What differs; `None` if nothing does.
+/// The difference; `None` if there is none.
 fn difference(found: &HostTensor, wanted: &HostTensor) -> Option<String> {
     if found.dtype() != wanted.dtype() || found.shape() != wanted.shape() {
         return Some(format!("expected {wanted:?}, found {found:?}"));
@@ -111,8 +111,9 @@ fn difference(found: &HostTensor, wanted: &HostTensor) -> Option<String> {
     (!near).then(|| format!("expected {b:?}, found {a:?}"))
 }
 
-/// Writes one in [`KEPT`] models with its inputs and results, in the form of ONNX's cases, into a new folder of
-/// `FUZZ_GRAPHS`, for `tools/compare_graphs.py`. Only models that the standard defines.
+/// Writes one in [`KEPT`] models with its inputs and results into a new folder in `FUZZ_GRAPHS`,
+/// for `tools/compare_graphs.py`. The files are laid out like ONNX's test cases. Models whose
+/// results the standard leaves open are skipped.
 fn keep(made: &Made, results: &[Named]) {
     static FOLDER: OnceLock<Option<std::ffi::OsString>> = OnceLock::new();
     let Some(all) = FOLDER.get_or_init(|| std::env::var_os("FUZZ_GRAPHS")) else {
@@ -138,7 +139,7 @@ fn keep(made: &Made, results: &[Named]) {
     }
 }
 
-/// A tensor in ONNX's form.
+/// The ONNX message of a tensor.
 fn proto(name: &str, tensor: &HostTensor) -> TensorProto {
     TensorProto {
         name: name.to_owned(),

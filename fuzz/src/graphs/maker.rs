@@ -20,7 +20,7 @@ const INTEGERS: [DType; 8] = [
     DType::U8,
 ];
 
-/// Sums and products of a few of them are exact in `f32`.
+/// Floats whose sums and products are exact in `f32` if they have few terms.
 const FLOATS: [f32; 11] = [
     0.0,
     -0.0,
@@ -35,23 +35,24 @@ const FLOATS: [f32; 11] = [
     f32::NEG_INFINITY,
 ];
 
-/// Larger values are not made larger.
+/// No operator is added after a value with more elements.
 const LARGEST: usize = 5_000;
 
-/// Operators that need not be exact.
+/// Operators whose results are rounded.
 const ROUNDED: [&str; 8] = [
     "Exp", "Tanh", "Sigmoid", "Sqrt", "Erf", "Softplus", "Gelu", "Softmax",
 ];
 
-/// A model, its inputs, and what is known about them.
+/// A model, its inputs and their properties.
 pub struct Made {
     pub model: ModelProto,
     pub inputs: Vec<Named>,
-    /// The standard defines the results.
+    /// Whether the standard defines the results.
     pub is_defined: bool,
-    /// An index may be out of range.
+    /// Whether an index may be out of range.
     pub may_fail: bool,
-    /// Some result has no elements. The interpreter does not compute it, so it checks no indices.
+    /// Whether a result has no elements. The interpreter does not compute such a result, so it does
+    /// not check the indices.
     pub is_empty: bool,
 }
 
@@ -101,7 +102,7 @@ impl Made {
 #[derive(Clone)]
 struct Axis {
     size: usize,
-    /// How inputs declare it.
+    /// How its size is declared in inputs.
     declared: Declared,
 }
 
@@ -109,7 +110,7 @@ struct Axis {
 enum Declared {
     Fixed,
     Symbol(String),
-    /// The size follows from symbols, so only operands of size 1 are known to fit.
+    /// The size depends on symbols, so only operands of size 1 are known to fit.
     Derived,
 }
 
@@ -125,7 +126,7 @@ impl Axis {
         matches!(self.declared, Declared::Fixed)
     }
 
-    /// The axis of another size, `n` if that is known.
+    /// This axis with another size.
     fn resized(&self, size: usize) -> Self {
         let declared = if self.is_fixed() {
             Declared::Fixed
@@ -155,7 +156,7 @@ struct Maker<'r> {
     is_defined: bool,
     may_fail: bool,
     is_empty: bool,
-    /// Sums and products of the floats are exact.
+    /// Whether sums and products of the floats are exact.
     is_exact: bool,
 }
 
@@ -184,7 +185,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Elements of a type: its ends, the ends of narrower ones, small ones.
+    /// Elements of a type: the ends of its range and of narrower types, and small numbers.
     fn elements(&mut self, dtype: DType, shape: &[usize]) -> HostTensor {
         let count: usize = shape.iter().product();
         let made = if dtype == DType::F32 {
@@ -237,7 +238,7 @@ impl Maker<'_> {
         name
     }
 
-    /// An operand of these axes: an input, or a constant if all sizes are known.
+    /// An operand with these axes: an input, or, only if all sizes are fixed, a constant.
     fn operand_of(&mut self, dtype: DType, axes: Vec<Axis>) -> Value {
         let shape: Vec<usize> = axes.iter().map(|a| a.size).collect();
         let tensor = self.elements(dtype, &shape);
@@ -270,7 +271,8 @@ impl Maker<'_> {
         Value { name, dtype, axes }
     }
 
-    /// Another operand of an elementwise operator: some axes are 1, some leading ones absent.
+    /// Another operand of an elementwise operator. Some of its axes may have size 1, and leading
+    /// ones may be absent.
     fn beside(&mut self, value: &Value, dtype: DType) -> Value {
         let axis = |m: &mut Self, a: &Axis| {
             if matches!(a.declared, Declared::Derived) || m.random.once_in(3) {
@@ -338,9 +340,9 @@ impl Maker<'_> {
         }
     }
 
-    /// Adds an operator. The value stays as it is if the operator does not take it.
+    /// Adds a random operator. Returns the value unchanged if the operator does not take it.
     fn step(&mut self, v: Value) -> Value {
-        match self.random.below(24) {
+        match self.random.below(25) {
             0..=3 => self.binary(v),
             4 => self.comparison(v),
             5 => self.unary(v),
@@ -359,6 +361,7 @@ impl Maker<'_> {
             20 => self.padded(v),
             21 => self.looked_up(v),
             22 => self.scattered(v),
+            23 => self.one_hot(v),
             _ => self.sorted(v),
         }
     }

@@ -17,7 +17,7 @@ fn broadcast(a: &Value, b: &Value) -> Vec<Axis> {
 }
 
 impl Maker<'_> {
-    /// Applies an operator of two operands, in either order.
+    /// Applies an operator to two operands in random order.
     fn two(&mut self, op: &str, a: &Value, b: &Value, dtype: DType) -> Value {
         let axes = broadcast(a, b);
         let (a, b) = if self.random.once_in(3) { (b, a) } else { (a, b) };
@@ -69,7 +69,7 @@ impl Maker<'_> {
         self.node(op, &[&v.name], &[], dtype, v.axes)
     }
 
-    /// Division and remainder, also by zero.
+    /// Division and remainder. The divisor may be 0.
     pub fn divided(&mut self, v: Value) -> Value {
         match v.dtype {
             DType::Bool => v,
@@ -108,7 +108,7 @@ impl Maker<'_> {
             1 => DType::Bool,
             _ => self.pick(&INTEGERS),
         };
-        // The standard leaves open what NaN and infinities become.
+        // The standard does not define the result for NaN and infinities.
         if v.dtype == DType::F32 && to != DType::Bool {
             self.is_defined = false;
         }
@@ -123,7 +123,7 @@ impl Maker<'_> {
         (!v.axes.is_empty()).then(|| self.random.below(v.axes.len()))
     }
 
-    /// An axis as an attribute: half of the time from the end.
+    /// The attribute for an axis. Half of the time, it counts from the end.
     fn signed(&mut self, v: &Value, axis: usize) -> i64 {
         let from_end = if self.random.once_in(2) {
             v.axes.len() as i64
@@ -134,6 +134,10 @@ impl Maker<'_> {
     }
 
     pub fn reduced(&mut self, v: Value) -> Value {
+        if v.dtype == DType::I64 && self.random.once_in(6) {
+            let option = [("noop_with_empty_axes", Int(1))];
+            return self.node("ReduceSum", &[&v.name], &option, v.dtype, v.axes);
+        }
         let Some(axis) = self.axis(&v) else { return v };
         let op = match v.dtype {
             DType::F32 => self.pick(&[
@@ -159,7 +163,8 @@ impl Maker<'_> {
             DType::I8 | DType::U8 => self.pick(&["ReduceMax", "ReduceMin", "ArgMax"]),
             _ => return v,
         };
-        // Larger sums of floats round. Those of integers wrap around here, and NaN wins.
+        // Longer sums of floats round. The standard does not define sums of integers that overflow,
+        // nor the maximum of NaN.
         let is_extreme = op.ends_with("Max") || op.ends_with("Min");
         if v.dtype == DType::F32 && v.axes[axis].size > 17 && !is_extreme {
             return v;
@@ -174,7 +179,7 @@ impl Maker<'_> {
         let at = self.signed(&v, axis);
         let keep = ("keepdims", Int(keep as i64));
         if op.starts_with("Arg") {
-            // An empty axis has no index.
+            // An empty axis has no largest element.
             if v.axes[axis].size == 0 {
                 return v;
             }
@@ -239,7 +244,7 @@ impl Maker<'_> {
         let Some(axis) = self.axis(&v) else { return v };
         let size = v.axes[axis].size;
         let step = self.pick(&[1i64, 2, -1, -2]);
-        // From the end, ONNX moves a start before the axis into it.
+        // With a negative step, ONNX clamps a start before the axis to its first element.
         let skip = self.random.below(size.min(2));
         let left = size.saturating_sub(skip).div_ceil(step.unsigned_abs() as usize);
         let (start, end) = match step {
@@ -265,7 +270,7 @@ impl Maker<'_> {
         self.node("Transpose", &[&v.name], &[("perm", Ints(perm))], v.dtype, axes)
     }
 
-    /// Indices of an axis of `size` elements; rarely one out of range.
+    /// Indices of an axis of `size` elements. Rarely, one is out of range.
     fn indices(&mut self, size: usize, shape: Vec<Axis>) -> String {
         let count: usize = shape.iter().map(|a| a.size).product();
         let size = size as i64;
@@ -284,8 +289,24 @@ impl Maker<'_> {
         let dtype = self.pick(&[DType::I64, DType::I64, DType::I32]);
         let sizes: Vec<usize> = shape.iter().map(|a| a.size).collect();
         let tensor = HostTensor::from_ints(dtype, &sizes, &list).expect("indices");
-        // A constant out of range is refused when the model is loaded.
-        self.input(&shape, tensor)
+        // A constant index that is out of range would be rejected when the model is loaded.
+        let name = self.input(&shape, tensor);
+        // Devices check computed indices, and the engine given ones when they are written.
+        match self.random.below(4) {
+            0 => {
+                let zero = self.scalar(dtype, 0);
+                self.node("Add", &[&name, &zero], &[], dtype, shape).name
+            }
+            1 => {
+                let to = self.pick(&[DType::F32, DType::I32, DType::I64]);
+                let code = super::type_code(to).into();
+                let cast = self.node("Cast", &[&name], &[("to", Int(code))], to, shape);
+                let back = [("to", Int(super::type_code(DType::I64).into()))];
+                let cast = self.node("Cast", &[&cast.name], &back, DType::I64, cast.axes);
+                cast.name
+            }
+            _ => name,
+        }
     }
 
     pub fn gathered(&mut self, v: Value) -> Value {
@@ -333,13 +354,28 @@ impl Maker<'_> {
             return v;
         }
         let mut axes = v.axes.clone();
-        // Each place is written once.
+        // Each element is written at most once.
         axes[axis] = Axis::fixed(1);
         let list = self.indices(size, axes.clone());
         let updates = self.operand_of(v.dtype, axes);
         let at = self.signed(&v, axis);
         let inputs = [v.name.as_str(), &list, &updates.name];
         self.node("ScatterElements", &inputs, &[("axis", Int(at))], v.dtype, v.axes)
+    }
+
+    pub fn one_hot(&mut self, v: Value) -> Value {
+        if v.dtype == DType::Bool || v.axes.len() > 4 {
+            return v;
+        }
+        // Only some engines define float indices and indices out of range.
+        self.is_defined = false;
+        let depth = 1 + self.random.below(5);
+        let count = self.scalar(DType::I64, depth as i64);
+        let dtype = self.any_type();
+        let ends = self.operand_of(dtype, vec![Axis::fixed(2)]);
+        let mut axes = v.axes;
+        axes.push(Axis::fixed(depth));
+        self.node("OneHot", &[&v.name, &count, &ends.name], &[], dtype, axes)
     }
 
     pub fn expanded(&mut self, v: Value) -> Value {
@@ -349,7 +385,7 @@ impl Maker<'_> {
             if a.is_fixed() && a.size == 1 {
                 *a = Axis::fixed(self.pick(&[0, 1, 2, 3]));
                 sizes.push(a.size as i64);
-                // ONNX Runtime keeps 1.
+                // Where a size of 0 is requested, ONNX Runtime keeps 1.
                 self.is_defined &= a.size != 0;
             } else {
                 sizes.push(1);
@@ -423,7 +459,7 @@ impl Maker<'_> {
             return v;
         }
         let k = 1 + self.random.below(size.min(4));
-        // The order of NaN is this engine's.
+        // The standard does not define the order of NaN.
         self.is_defined &= v.dtype != DType::F32;
         let at = self.signed(&v, axis);
         let options = [
