@@ -1,5 +1,5 @@
-// What the device keeps of NaN and infinities. The last element of x is 0. For each other element: it, the larger of it and 1, its product
-// with 0, and its sum with itself.
+// Shows whether the device keeps NaN and infinities. The last element of x is 0. For each other
+// element v, y gets v, the larger of v and 1, v * 0, and v + v.
 KERNEL {
   uint i = get_global_id(0);
   if (i >= p.count) return;

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares results of random graphs with ONNX Runtime's.
+"""Compares results of random graphs with those of ONNX Runtime.
 
     tools/compare_graphs.py FOLDER
 
-The fuzz targets `graphs`, `graphs_opencl` and `graphs_wgpu` write FOLDER if FUZZ_GRAPHS names it.
-Prints each difference, and the numbers of graphs; ONNX Runtime does not run all of them. The exit
-code is 1 if there is a difference or nothing to compare.
+The fuzz targets `graphs`, `graphs_opencl` and `graphs_wgpu` write their graphs to FOLDER if the
+variable FUZZ_GRAPHS names it. Prints each difference and the number of graphs by outcome; ONNX
+Runtime cannot run all of them. The exit code is 1 if there is a difference or nothing to compare.
 
 Needs onnx, onnxruntime and numpy, and installs them in the cache folder if they are missing.
 """
@@ -32,7 +32,7 @@ def tensor(path):
 
 
 def difference(found, wanted):
-    """What differs, or nothing."""
+    """The difference, or None."""
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return f"expected {wanted.dtype}{wanted.shape}, found {found.dtype}{found.shape}"
     if found.dtype.kind != "f":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fuzzes one target, or all: tries the inputs in fuzz/regressions, then new ones for some seconds, at
-# most as many as given. With FUZZ_COVERAGE set, coverage guides libFuzzer, and its corpus grows in
-# the cache folder from one call to the next. A finding ends the script; its input and the log are
-# then in fuzz/findings. With TLITE_FUZZ_LOG set, executions are added to fuzz/log.tsv.
+# Fuzzes one target, or all. Tries the inputs in fuzz/regressions, then new ones for SECONDS, but at
+# most EXECUTIONS. With FUZZ_COVERAGE set, coverage guides libFuzzer, and its corpus grows in the
+# cache folder from one call to the next. A finding ends the script; its input and the log are then
+# in fuzz/findings. With TLITE_FUZZ_LOG set, the number of executions is added to fuzz/log.tsv.
 #     tools/fuzz.sh TARGET|all SECONDS [EXECUTIONS]
 set -euo pipefail
 

@@ -9,7 +9,7 @@
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
 # - an hour of fuzzing that sees which code an input reaches
-# - 100,000 random graphs on every backend, as far as the time allows, and a sample in ONNX Runtime
+# - up to 100,000 random graphs on each backend, within a time limit, and a sample in ONNX Runtime
 # - 500 kills of the command at random times
 # - more faults of drivers, sanitizers over the C interface and the operators of the backend `cpu`, and
 #   20 minutes of models that come and go

@@ -116,7 +116,7 @@ step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR"
 if [ -n "$nightly" ]; then
     # All targets together take an hour.
     FUZZ_COVERAGE=1 step "Fuzzing" tools/fuzz.sh all 210
-    # On PoCL, whose compiler takes most of the time, an hour is enough for a few thousand.
+    # PoCL takes most of its time to compile: an hour is enough for only a few thousand graphs.
     graphs() {
         local kept
         kept=$(mktemp -d)

@@ -1,9 +1,13 @@
-// Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
-// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Results are
-// rounded to nearest even, as by the built-in functions. With SOFT_HALF a number beyond the range of a half is stored as the
-// last one, by all forms alike: vectors and the single elements behind them are of one row. Infinities and NaN are kept, but
-// with FINITE_HALF, in kernels where that would cost time, they are loaded as large numbers. Pairs and fours are of two kinds:
-// `pair` and `four` begin at a multiple of their size, which the others need not.
+// Loads and stores of halves as floats. CPU compilers without half arithmetic convert halves one by
+// one in software. For such devices the backend sets SOFT_HALF, and vector integer operations move
+// the bits instead. Results are rounded to nearest even, as by the built-in functions.
+//
+// With SOFT_HALF, a finite number beyond the range of a half is stored as the largest half of its
+// sign. Vector and scalar stores do the same, since one row may use both. Infinities and NaN are
+// kept. Only with FINITE_HALF, in kernels where the test would cost time, are they loaded as large
+// numbers.
+//
+// `pair` and `four` must begin at a multiple of their size; forms with 2 and 4 need not.
 #ifdef SOFT_HALF
 #ifdef FINITE_HALF
 #define HALF_SPECIAL(h, uints) 0u

@@ -1,7 +1,13 @@
-// Where an index tensor points. With TUPLE (a number) element i of the result belongs to the slice of `row` elements that tuple i / row
-// of indices points to, whose axes have the sizes n0.. and the steps s0..; else to the element that index i / row points to along
-// an axis of n0 elements, s0 apart, at the position of i in the other axes, of sizes m1 (innermost) to m4 and the rest and
-// steps t0... Indices below 0 count from the end; false where one is outside.
+// The element to which an index tensor points.
+//
+// With TUPLE (a number), tuple i / row of indices selects a slice of `row` elements, which contains
+// element i. The axes that it indexes have the sizes n0.. and the steps s0.. .
+//
+// Otherwise, index i / row selects an element along an axis of n0 elements, s0 apart. Its position
+// in the other axes is that of i. They have the sizes m1 (innermost) to m4 and the rest, and the
+// steps t0.. .
+//
+// Indices below 0 count from the end. The result is false if one is outside.
 inline bool along(int index, int n, uint s, uint *place) {
   index += index < 0 ? n : 0;
   *place += (uint)index * s;

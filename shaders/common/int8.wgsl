@@ -54,8 +54,6 @@ fn by_float(sum: i32, factor: f32, zero: i32, low: i32, high: i32) -> i32 {
   return i32(clamp(round(value * factor), f32(low - zero), f32(high - zero))) + zero;
 }
 
-// Compares bits, since drivers may assume that there is no NaN.
-
 // The byte to which a float is quantized, off by at most one.
 fn guess(v: f32, inverse: f32, zero: i32, low: i32, high: i32) -> i32 {
   if (is_nan(v)) { return clamp(zero, low, high); }

@@ -178,8 +178,7 @@ impl Shared {
 
     /// Runs a piece of each slot; false if there was none.
     fn help(&self) -> bool {
-        let helped = self.slots.iter().filter(|slot| slot.help());
-        helped.count() > 0
+        self.slots.iter().fold(false, |helped, slot| slot.help() | helped)
     }
 
     /// The loop of a worker thread.

@@ -123,7 +123,7 @@ pub struct Epilogue {
     pub function: Function,
     /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
-    /// Its integers have 64 bits instead of 32.
+    /// The function computes with 64-bit instead of 32-bit integers.
     pub wide: bool,
     pub arguments: Vec<Argument>,
     /// Its operands; their types come last in [`super::KernelSpec::operands`].
@@ -285,7 +285,7 @@ impl Epilogue {
 
     /// The accessors in WGSL; with `single`, also one that stores a single result.
     pub(super) fn accessors_wgsl(&self, y: &str, types: &[DType], elem: &str, single: bool) -> String {
-        // Integers are not converted implicitly.
+        // WGSL does not convert integers implicitly.
         let widened = |text: String, name: &str| match name {
             "i32" if self.wide => format!("i64({text})"),
             _ => text,

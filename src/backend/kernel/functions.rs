@@ -1,9 +1,10 @@
 //! Tables of unary and binary functions.
 //!
 //! A kernel text may call helpers of [`HELPERS`]; a kernel includes those that its expression
-//! calls. NaN and infinities get the results that they have in Rust. OpenCL C's functions define
-//! them. WGSL's do not, so there the texts keep numbers finite and test for the others by bits,
-//! with the functions that every WGSL kernel has: `is_nan`, `is_finite`, `infinity` and `nan`.
+//! calls. For NaN and infinities, the results are those of Rust. The functions of OpenCL C define
+//! them; those of WGSL do not. The WGSL sources therefore keep numbers finite and test bits for NaN
+//! and infinities, with functions that every WGSL kernel has: `is_nan`, `is_finite`, `infinity` and
+//! `nan`.
 
 pub use super::helpers::HELPERS;
 use super::real::{Integer, Real};

@@ -1,9 +1,9 @@
-//! Functions that the texts of elementwise functions call.
+//! Helpers that the sources of elementwise functions call.
 
-/// Name, OpenCL C, WGSL. In OpenCL C, `FLOAT` is `float` or a vector of floats, and `UINT` the
-/// unsigned integers of the same width. `INTEGER` and `UNSIGNED` are integers of 32 or 64 bits.
+/// Name, OpenCL C, WGSL. In OpenCL C, `FLOAT` is `float` or a vector of floats, and `UINT` is the
+/// unsigned type of the same length. `INTEGER` and `UNSIGNED` are integer types of 32 or 64 bits.
 pub const HELPERS: &[(&str, &str, &str)] = &[
-    // Infinities and NaN stay as they are.
+    // Infinities and NaN are returned unchanged.
     (
         "floor_of",
         "",
@@ -69,7 +69,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
     (
         "relu_of",
         "inline FLOAT relu_of(FLOAT x) { return x < (FLOAT)(0.0f) ? (FLOAT)(0.0f) : x; }\n",
-        // The bits of the numbers below 0 follow each other; NaN is beyond them.
+        // The bits of the numbers below 0 are consecutive. Those of NaN follow them.
         "fn relu_of(x: f32) -> f32 { return select(x, 0.0, bitcast<u32>(x) - 0x80000001u < 0x7f800000u); }\n",
     ),
     (
@@ -102,8 +102,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "inline FLOAT max_of(FLOAT a, FLOAT b) { return isnan(a) ? a : (isnan(b) ? b : fmax(a, b)); }\n",
         "fn max_of(a: f32, b: f32) -> f32 { return select(select(max(a, b), b, is_nan(b)), a, is_nan(a)); }\n",
     ),
-    // In WGSL, hides from the compiler what x is: it takes x - x and 0 * x for 0, and x == x for
-    // true.
+    // In WGSL, hides the value of x from the compiler, which may replace x - x and 0 * x by 0, and
+    // x == x by true.
     (
         "same_of",
         "inline FLOAT same_of(FLOAT x) { return x; }\n",
@@ -114,14 +114,14 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "inline int truth_of(float x) { return (as_uint(x) & 0x7fffffffu) != 0u ? 1 : 0; }\n",
         "fn truth_of(x: f32) -> i32 { return select(0, 1, (bitcast<u32>(x) & 0x7fffffffu) != 0u); }\n",
     ),
-    // A number beyond the range of a half is stored as the last one. Infinities and NaN are stored.
+    // Clamps finite numbers to the range of a half. Infinities and NaN are returned unchanged.
     (
         "half_range",
         "inline FLOAT half_range(FLOAT x) { return fabs(x) <= (FLOAT)(3.4028235e38f) ? clamp(x, (FLOAT)(-65504.0f), (FLOAT)(65504.0f)) : x; }\n",
         "fn half_range(x: f32) -> f32 { return select(x, clamp(x, -65504.0, 65504.0), is_finite(x)); }\n",
     ),
-    // x rounded to a half: to nearest, ties to even, with subnormals and infinities. Units of 2^-24
-    // are counted by adding 0.5, whose last bit is worth as much.
+    // x rounded to a half: to nearest, ties to even, with subnormals and infinities. Subnormals are
+    // rounded to multiples of 2^-24 by adding 0.5, whose last bit has that value.
     (
         "half_of",
         "inline FLOAT half_of(FLOAT x) {
@@ -225,7 +225,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "",
         "fn arctan_of(x: f32) -> f32 { return select(atan(clamp(x, -1e18, 1e18)), x, is_nan(x)); }\n",
     ),
-    // Beyond 9, the other exponential is lost. Half of the exponent twice keeps numbers finite.
+    // Beyond 9, the smaller exponential is negligible. exp(x) is computed as exp(x / 2)^2, so that
+    // intermediate values stay finite.
     (
         "sinh_of",
         "",
@@ -274,7 +275,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
   return select(nan(), r, abs(x) <= 1.0 && !is_nan(x));
 }\n",
     ),
-    // Division by 0 gives 0, and so does the remainder; the smallest integer by -1 wraps around.
+    // Quotient and remainder are 0 for a divisor of 0. The smallest integer divided by -1 wraps
+    // around.
     (
         "int_div",
         "inline INTEGER int_div(INTEGER x, INTEGER y) { return y == 0 ? 0 : y == -1 ? (INTEGER)(0 - (UNSIGNED)x) : x / y; }\n",
@@ -300,8 +302,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
         "inline INTEGER int_mod(INTEGER x, INTEGER y) { INTEGER r = y == 0 || y == -1 ? 0 : x % y; return r != 0 && (r < 0) != (y < 0) ? r + y : r; }\n",
         "fn int_mod(x: INTEGER, y: INTEGER) -> INTEGER { let r = x % select(y, INTEGER(1), y == 0 || y == -1); return select(r, r + y, r != 0 && (r ^ y) < 0); }\n",
     ),
-    // A float as an integer, truncated: the low 32 bits of the nearest 64-bit integer. The parts of
-    // a float above and below 2^32 are exact.
+    // Truncates a float, saturates it to 64 bits, and keeps the low 32 bits. The parts of the float
+    // above and below 2^32 are exact.
     (
         "int_of",
         "inline int int_of(float x) {
@@ -314,7 +316,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
   return select(low, -low, x < 0.0);
 }\n",
     ),
-    // Likewise, but those that do not fit 32 bits become the nearest that do.
+    // Truncates a float and saturates it to 32 bits.
     (
         "int_near",
         "inline int int_near(float x) { return convert_int_sat(x); }\n",
@@ -323,7 +325,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
   return select(select(i32(x), 2147483647, x >= 2147483648.0), -2147483647 - 1, x <= -2147483648.0);
 }\n",
     ),
-    // The nearest 64-bit integer, signed and unsigned.
+    // Truncates a float and saturates it to 64 bits, signed and unsigned.
     (
         "long_of",
         "inline long long_of(float x) { return convert_long_sat(x); }\n",
@@ -346,8 +348,8 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
   return i64(u64(u32(high)) * 4294967296lu + u64(u32(x - high * 4294967296.0)));
 }\n",
     ),
-    // Division in WGSL is not exact. Each step subtracts the divisor times the largest power of two
-    // that fits, which is exact; the power is added to the exponent.
+    // Division in WGSL is not exact. So each step subtracts the divisor times the largest power of
+    // two that fits, which is exact. The product is formed by adding to the exponent.
     (
         "float_mod",
         "inline FLOAT float_mod(FLOAT x, FLOAT y) { return fmod(x, y); }\n",

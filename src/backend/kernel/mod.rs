@@ -195,8 +195,8 @@ pub struct Kernel {
     pub is_linear: bool,
     /// The sources also work for operands of 64-bit integers; see [`KernelSpec::is_wide`].
     pub takes_wide: bool,
-    /// Where a CPU converts halves in software, the OpenCL C source loads infinite halves as large
-    /// numbers, since testing each element would cost time.
+    /// On CPUs that convert halves in software, the OpenCL C source loads infinite halves as large
+    /// finite numbers, since testing each element would cost time.
     pub finite_halves: bool,
     /// The axes of the grid whose number of work-groups it reads, whatever the defines.
     pub grid_axes_read: &'static [usize],
@@ -376,7 +376,7 @@ impl Kernel {
         self
     }
 
-    /// Declares that infinite halves may be loaded as large numbers; see
+    /// Declares that infinite halves may be loaded as large finite numbers; see
     /// [`Kernel::finite_halves`].
     #[must_use]
     pub const fn finite_halves(mut self) -> Self {

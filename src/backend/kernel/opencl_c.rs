@@ -26,7 +26,7 @@ pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
-/// The larger and the smaller of two elements; NaN propagates.
+/// The larger and the smaller of two elements. NaN propagates.
 const LARGER: &str = "\
 inline ELEM larger(ELEM a, ELEM b) { return a != a || a > b ? a : b; }
 inline ELEM smaller(ELEM a, ELEM b) { return a != a || a < b ? a : b; }";

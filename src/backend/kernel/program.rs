@@ -28,7 +28,7 @@ pub enum Step {
     Binary(Binary, Register, Register),
     /// A function of two integers.
     IntBinary(Binary, Register, Register),
-    /// A function of two unsigned integers. Only in wide programs.
+    /// A function of two unsigned integers; only in wide programs.
     UnsignedBinary(Binary, Register, Register),
     /// Where the condition is not 0, the first value; elsewhere the second.
     Select(Register, Register, Register),
@@ -36,13 +36,13 @@ pub enum Step {
     ToHalf(Register),
     /// An integer as a float.
     ToFloat(Register),
-    /// An unsigned integer as a float. Only in wide programs.
+    /// An unsigned integer as a float; only in wide programs.
     UnsignedToFloat(Register),
-    /// A float as an integer, truncated: the low bits of the nearest 64-bit integer.
+    /// A float as an integer: truncated, saturated to 64 bits, reduced to the low bits.
     ToInt(Register),
-    /// A float as an integer, truncated; those that do not fit become the nearest that do.
+    /// A float as an integer, truncated and saturated.
     ToNearestInt(Register),
-    /// A float as an unsigned integer, likewise. Only in wide programs.
+    /// A float as an unsigned integer, truncated and saturated; only in wide programs.
     ToUnsigned(Register),
     /// Whether a float is not 0.
     FloatIsTrue(Register),
@@ -52,7 +52,7 @@ pub enum Step {
     Wrap {
         /// The integer.
         of: Register,
-        /// Number of bits that are kept, fewer than an integer has.
+        /// Number of bits to keep, fewer than an integer has.
         bits: usize,
         /// Whether the result may be negative.
         signed: bool,
@@ -68,8 +68,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// The function whose value is the result of step `value`. Its integers have 64 bits if
-    /// `is_wide`.
+    /// The function whose value is the result of step `value`. If `is_wide`, its integers have 64
+    /// bits.
     pub fn new(steps: Steps, value: Register, is_wide: bool) -> Self {
         Self {
             steps: steps.0,

@@ -113,7 +113,7 @@ pub trait Integer: Copy + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + B
     fn wrapping_add(self, b: Self) -> Self;
     fn wrapping_sub(self, b: Self) -> Self;
     fn wrapping_mul(self, b: Self) -> Self;
-    /// `b` is not 0. The smallest integer by -1 wraps around.
+    /// `b` must not be 0. The smallest integer divided by -1 wraps around.
     fn wrapping_div(self, b: Self) -> Self;
     fn checked_rem(self, b: Self) -> Option<Self>;
     fn checked_shl(self, by: u32) -> Option<Self>;

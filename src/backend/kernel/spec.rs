@@ -100,7 +100,7 @@ pub enum ExpandReason {
     Mistake(String),
 }
 
-/// What accessors work in, whatever the storage type.
+/// The type that accessors take and return, whatever the storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elem {
     Float,
@@ -109,7 +109,7 @@ pub(super) enum Elem {
 }
 
 impl Elem {
-    /// For an operand of this type.
+    /// The type for an operand of type `dtype`.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::I64 => Self::Long,
@@ -302,7 +302,7 @@ impl KernelSpec {
         if self.epilogue.is_some() { "raw" } else { "put" }
     }
 
-    /// What the accessors of the result (or of the first element operand) work in.
+    /// The type that the accessors of the result (or of the first element operand) use.
     pub(super) fn elem(&self) -> Elem {
         let args = self.kernel.args.iter().zip(&self.operands);
         let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
@@ -311,7 +311,7 @@ impl KernelSpec {
         Elem::of(elem.and_then(|(_, d)| *d).unwrap_or(DType::F32))
     }
 
-    /// Whether the kernel or its epilogue computes with integers of 64 bits.
+    /// Whether the kernel or its epilogue computes with 64-bit integers.
     pub fn is_wide(&self) -> bool {
         self.operands.contains(&Some(DType::I64)) || self.epilogue.as_ref().is_some_and(|e| e.wide)
     }

@@ -16,14 +16,14 @@ const FOLDED_ENTRY: &str =
     "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {
   let id = vec3<u32>(folded.x + folded.y * folds.x * WG, 0u, 0u);";
 
-/// Functions for numbers that are not finite. Tests compare bits.
+/// Functions for NaN and infinities. They test bits.
 const NOT_FINITE: &str = "\
 fn infinity() -> f32 { return bitcast<f32>(0x7f800000u | hidden_zero()); }
 fn nan() -> f32 { return bitcast<f32>(0x7fc00000u | hidden_zero()); }
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }";
 
-/// The ends of the elements' range, and the larger and the smaller of two; NaN propagates.
+/// The ends of the range of elements, and the larger and the smaller of two. NaN propagates.
 const FLOAT_ENDS: &str = "\
 fn least() -> f32 { return bitcast<f32>(0xff800000u | hidden_zero()); }
 fn greatest() -> f32 { return infinity(); }
@@ -61,7 +61,7 @@ impl Printer for Wgsl {
         epilogue.accessors_wgsl(y.name, types, spec.elem().wgsl(), y.ty == Ty::Single)
     }
 
-    /// Puts extensions first, as WGSL demands, and adds the helpers that the texts call.
+    /// Puts extensions first, as WGSL requires, and adds the helpers that the source calls.
     fn join(&self, spec: &KernelSpec, generated: String, body: &str) -> String {
         let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
         let own = generated + &lines(&rest);
@@ -116,7 +116,7 @@ impl KernelSpec {
         });
         let fields: String = fields.collect();
         let mut s = format!("struct Params {{{fields} }}\n@group(0) @binding(0) var<uniform> p: Params;\n");
-        // Zero, which compilers cannot know. They may assume that floats are finite, so NaN and
+        // A zero that compilers cannot know. They may assume that floats are finite, so NaN and
         // infinities must not be constants.
         let count = self.fields().find(|(_, ty)| *ty == FieldTy::U32);
         let zero = count.map_or_else(|| "0u".to_owned(), |(name, _)| format!("p.{name} >> 31u"));
