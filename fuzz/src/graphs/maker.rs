@@ -147,6 +147,7 @@ struct Value {
 enum Attribute {
     Int(i64),
     Ints(Vec<i64>),
+    Text(&'static str),
 }
 
 struct Maker<'r> {
@@ -306,6 +307,7 @@ impl Maker<'_> {
             match value {
                 Attribute::Int(i) => (a.i, a.r#type) = (*i, 2),
                 Attribute::Ints(list) => (a.ints, a.r#type) = (list.clone(), 7),
+                Attribute::Text(text) => (a.s, a.r#type) = (text.as_bytes().to_vec(), 3),
             }
             a
         });
@@ -342,7 +344,7 @@ impl Maker<'_> {
 
     /// Adds a random operator. Returns the value unchanged if the operator does not take it.
     fn step(&mut self, v: Value) -> Value {
-        match self.random.below(25) {
+        match self.random.below(32) {
             0..=3 => self.binary(v),
             4 => self.comparison(v),
             5 => self.unary(v),
@@ -362,6 +364,13 @@ impl Maker<'_> {
             21 => self.looked_up(v),
             22 => self.scattered(v),
             23 => self.one_hot(v),
+            24 => self.kept_triangle(v),
+            25 => self.tiled(v),
+            26 => self.shifted(v),
+            27 => self.with_axis(v),
+            28 => self.slices(v),
+            29 => self.multiplied(v),
+            30 => self.rectified(v),
             _ => self.sorted(v),
         }
     }

@@ -27,7 +27,7 @@ fn agree(load: impl Fn(Option<Box<dyn Backend>>) -> Result<Runner>, given: &[Nam
         let mut runner = load(Some(Box::new(device.share()))).unwrap();
         let found = run(&mut runner);
         match (found, &wanted) {
-            (Ok(found), Ok(wanted)) => assert_eq!(&found, wanted),
+            (Ok(found), Ok(wanted)) => assert_eq!(&found, wanted, "{given:?}"),
             (Err(_), Err(_)) => {}
             (found, _) => panic!("{given:?}: {:?}", found.map_err(|e| e.chain())),
         }

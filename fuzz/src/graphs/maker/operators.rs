@@ -1,7 +1,7 @@
 //! The operators of random graphs.
 
 use super::{Attribute, Axis, INTEGERS, Maker, Value, range};
-use Attribute::{Int, Ints};
+use Attribute::{Int, Ints, Text};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// The axes of two operands after broadcasting.
@@ -449,6 +449,117 @@ impl Maker<'_> {
         let value = self.elements(v.dtype, &[]);
         let (pads, value) = (self.integers(&pads), self.constant(&value));
         self.node("Pad", &[&v.name, &pads, &value], &[], v.dtype, axes)
+    }
+
+    pub fn kept_triangle(&mut self, v: Value) -> Value {
+        if v.axes.len() < 2 {
+            return v;
+        }
+        let diagonal = self.pick(&[-2, -1, 0, 1, 3]);
+        let diagonal = self.scalar(DType::I64, diagonal);
+        let upper = [("upper", Int(self.random.below(2) as i64))];
+        self.node("Trilu", &[&v.name, &diagonal], &upper, v.dtype, v.axes)
+    }
+
+    pub fn tiled(&mut self, v: Value) -> Value {
+        let repeats: Vec<i64> = v.axes.iter().map(|_| self.random.below(3) as i64).collect();
+        if repeats.is_empty() {
+            return v;
+        }
+        let resized = |(a, n): (&Axis, &i64)| match n {
+            1 => a.clone(),
+            n => a.resized(a.size * *n as usize),
+        };
+        let axes = v.axes.iter().zip(&repeats).map(resized).collect();
+        let repeats = self.integers(&repeats);
+        self.node("Tile", &[&v.name, &repeats], &[], v.dtype, axes)
+    }
+
+    /// Shifts by at most the bits of the type.
+    pub fn shifted(&mut self, v: Value) -> Value {
+        let bits = match v.dtype {
+            DType::U8 => 8,
+            DType::U16 => 16,
+            DType::U32 => 32,
+            DType::U64 => 64,
+            _ => return v,
+        };
+        let by = self.random.below(bits) as i64;
+        let by = self.scalar(v.dtype, by);
+        let direction = self.pick(&["LEFT", "RIGHT"]);
+        let direction = [("direction", Text(direction))];
+        self.node("BitShift", &[&v.name, &by], &direction, v.dtype, v.axes)
+    }
+
+    /// A further axis of size 1.
+    pub fn with_axis(&mut self, v: Value) -> Value {
+        if v.axes.len() > 4 {
+            return v;
+        }
+        let at = self.random.below(v.axes.len() + 1);
+        let list = self.integers(&[at as i64]);
+        let mut axes = v.axes;
+        axes.insert(at, Axis::fixed(1));
+        self.node("Unsqueeze", &[&v.name, &list], &[], v.dtype, axes)
+    }
+
+    /// Slices at tuples of indices, read or written.
+    pub fn slices(&mut self, v: Value) -> Value {
+        let (Some(first), true) = (v.axes.first(), v.axes.iter().all(Axis::is_fixed)) else {
+            return v;
+        };
+        if first.size == 0 {
+            return v;
+        }
+        let count = self.pick(&[1, 2]);
+        let is_read = self.random.once_in(2);
+        // Each slice is written once.
+        let count = if is_read { count } else { 1 };
+        let list = self.indices(first.size, vec![Axis::fixed(count), Axis::fixed(1)]);
+        let mut axes = v.axes.clone();
+        if let Some(first) = axes.first_mut() {
+            *first = Axis::fixed(count);
+        }
+        if is_read {
+            return self.node("GatherND", &[&v.name, &list], &[], v.dtype, axes);
+        }
+        let updates = self.operand_of(v.dtype, axes);
+        let inputs = [v.name.as_str(), &list, &updates.name];
+        self.node("ScatterND", &inputs, &[], v.dtype, v.axes)
+    }
+
+    /// A product of matrices; those of integers wrap around.
+    pub fn multiplied(&mut self, v: Value) -> Value {
+        let is_number = matches!(
+            v.dtype,
+            DType::F32 | DType::I32 | DType::I64 | DType::U32 | DType::U64
+        );
+        let Some(depth) = v.axes.last().filter(|a| a.is_fixed() && a.size <= 17) else {
+            return v;
+        };
+        if !is_number || v.axes.len() < 2 {
+            return v;
+        }
+        let columns = Axis::fixed(self.pick(&[0, 1, 3, 8]));
+        self.is_defined &= v.dtype == DType::F32;
+        let other = self.operand_of(v.dtype, vec![depth.clone(), columns.clone()]);
+        let mut axes = v.axes;
+        if let Some(last) = axes.last_mut() {
+            *last = columns;
+        }
+        self.node("MatMul", &[&v.name, &other.name], &[], v.dtype, axes)
+    }
+
+    /// Piecewise linear functions of floats.
+    pub fn rectified(&mut self, v: Value) -> Value {
+        if v.dtype != DType::F32 {
+            return v;
+        }
+        if self.random.once_in(2) {
+            return self.node("ThresholdedRelu", &[&v.name], &[], v.dtype, v.axes);
+        }
+        let slope = self.beside(&v, v.dtype);
+        self.node("PRelu", &[&v.name, &slope.name], &[], v.dtype, v.axes)
     }
 
     /// The largest or smallest elements.
