@@ -18,7 +18,11 @@ typedef struct {
 } Place;
 
 inline Place place(uint i, uint size, uint out, uint step, int first, uint unit, float start, float end) {
-  Place at = {0, 0, 1};
+  // Mesa's compiler for Mali rejects an initializer.
+  Place at;
+  at.low = 0;
+  at.part = 0;
+  at.unit = 1;
   if (COORDINATES == ONE_IS_FIRST && out <= 1) return at;
   if (COORDINATES == CROP) {
     float last = (float)(size - 1);

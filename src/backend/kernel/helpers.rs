@@ -167,13 +167,12 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
     (
         "erf_of",
         "inline FLOAT erf_of(FLOAT x) {
-  FLOAT t = fmin(fabs(x), 10.0f), s = t * t;
+  FLOAT size = fabs(x), t = size > 10.0f ? 10.0f : size, s = t * t;
   FLOAT r = (-1.7285347e-5f * t + 3.831972e-4f) * s + (-3.8839647e-3f * t + 2.4254622e-2f);
   r = ((r * t - 1.0677788e-1f) * t - 6.3484669e-1f) * t - 1.2871751e-1f;
   FLOAT far = copysign(1.0f - exp(r * t - t), x);
   FLOAT n = (((-5.967617e-4f * s + 4.991194e-3f) * s - 2.6768135e-2f) * s + 1.1281993e-1f) * s - 3.7612534e-1f;
-  r = t > 0.9277344f ? far : (n * s + 1.2837917e-1f) * x + x;
-  return isnan(x) ? x : r;
+  return t > 0.9277344f ? far : (n * s + 1.2837917e-1f) * x + x;
 }\n",
         "fn erf_of(x: f32) -> f32 {
   let t = min(abs(x), 10.0);
