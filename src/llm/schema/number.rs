@@ -1,8 +1,9 @@
 //! JSON numbers as regular expressions.
 //!
 //! A number without bounds may have any form. A number with bounds either has no exponent, or has
-//! an exponent and one digit before the point. For these two forms, the texts of all numbers between
-//! two bounds are a regular language. Every text that an expression matches has an allowed value.
+//! an exponent and one digit before the point. For these two forms, the texts of all numbers
+//! between two bounds are a regular language. Every text that an expression matches has an allowed
+//! value.
 
 use super::scalar::Rx;
 use llguidance::derivre::RegexAst;
