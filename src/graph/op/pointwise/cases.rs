@@ -87,7 +87,6 @@ fn edges() -> Vec<Case> {
         import::elu(0.7),
         import::hard_sigmoid(0.2, 0.5),
         import::gelu(false),
-        import::gelu(true),
         import::clip(Some(number(-1.5)), Some(number(2.0))),
     ];
     let expressions = expressions.map(|expr| case("Edges", expr, vec![all()]));
