@@ -46,25 +46,33 @@ fn is_defined(model: &ModelProto) -> bool {
 
 /// Runs a model on OpenCL and compares the results with the interpreter's.
 pub fn opencl(data: &[u8]) {
-    static STORE: OnceLock<Arc<Store>> = OnceLock::new();
-    let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
-    let open = OpenOptions {
-        cache: Some(store.clone()),
-        ..Default::default()
-    };
-    against_host(data, BackendKind::OpenCl, &open);
+    against_host(data, BackendKind::OpenCl, &cached());
 }
 
 /// The same on the processor, with one of its instruction sets and one or all threads.
 pub fn cpu(data: &[u8]) {
+    against_host(data, BackendKind::Cpu, &on_processor(data));
+}
+
+/// Options with a cache for compiled kernels.
+pub fn cached() -> OpenOptions {
+    static STORE: OnceLock<Arc<Store>> = OnceLock::new();
+    let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
+    OpenOptions {
+        cache: Some(store.clone()),
+        ..Default::default()
+    }
+}
+
+/// Options with an instruction set of the processor, and one thread or all, chosen by `data`.
+pub fn on_processor(data: &[u8]) -> OpenOptions {
     let mut random = Random::new(!crc32fast::hash(data).rotate_left(7));
     let all: Vec<Isa> = Isa::supported().collect();
-    let open = OpenOptions {
+    OpenOptions {
         isa: Some(all[random.below(all.len())]),
         threads: random.once_in(2).then_some(1),
         ..Default::default()
-    };
-    against_host(data, BackendKind::Cpu, &open);
+    }
 }
 
 /// Runs a model on a device and compares the results with the interpreter's. If the interpreter

@@ -3,13 +3,13 @@
 
 mod maker;
 
-use crate::work::{Random, folder, put};
+use crate::devices::{cached, on_processor};
+use crate::work::{Random, put};
 use maker::Made;
 use prost::Message;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, isa::Isa};
-use transformer_lite::unstable::cache::Store;
+use std::sync::OnceLock;
+use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions};
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::graph::onnx::proto::TensorProto;
 use transformer_lite::unstable::graph::onnx::type_code;
@@ -26,14 +26,7 @@ const KEPT: u32 = 20;
 /// Compares the native kernels with the interpreter. Uses a random instruction set of the
 /// processor, and one thread or all.
 pub fn cpu(data: &[u8]) {
-    let mut random = Random::new(!crc32fast::hash(data).rotate_left(7));
-    let all: Vec<Isa> = Isa::supported().collect();
-    let open = OpenOptions {
-        isa: Some(all[random.below(all.len())]),
-        threads: random.once_in(2).then_some(1),
-        ..Default::default()
-    };
-    against_host(data, BackendKind::Cpu, &open);
+    against_host(data, BackendKind::Cpu, &on_processor(data));
 }
 
 /// Compares OpenCL with the interpreter.
@@ -44,16 +37,6 @@ pub fn opencl(data: &[u8]) {
 /// Compares WGSL with the interpreter.
 pub fn wgpu(data: &[u8]) {
     against_host(data, BackendKind::Wgpu, &cached());
-}
-
-/// Options with a cache for compiled kernels.
-fn cached() -> OpenOptions {
-    static STORE: OnceLock<Arc<Store>> = OnceLock::new();
-    let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
-    OpenOptions {
-        cache: Some(store.clone()),
-        ..Default::default()
-    }
 }
 
 fn against_host(data: &[u8], kind: BackendKind, open: &OpenOptions) {
