@@ -5,14 +5,14 @@
 //! is found in parallel, then the largest of those. The first of equal elements wins, within the
 //! parts and among them.
 //!
-//! NaN counts as the largest element, so the largest logit tells whether all are finite.
+//! NaN counts as the largest element, so the largest logit tells whether the row has a token.
 
 use super::parts::{Nodes, logits, parts};
 use crate::error::Result;
 use crate::graph::Edit;
 use crate::graph::op::arg_max::ArgMax;
 use crate::graph::op::gather_elements::GatherElements;
-use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
+use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
 use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::pass::Pass;
 use crate::tensor::DType;
@@ -25,8 +25,8 @@ pub const GREEDY: Pass = Pass {
 };
 
 /// The output: for each row of the output `logits` the index of its first largest element,
-/// `[batch, rows, 1]`. An index after the last element of a row means that an element is NaN or
-/// infinite.
+/// `[batch, rows, 1]`. An index after the last element of a row means that the host must search it:
+/// an element is NaN or plus infinity, or none is above minus infinity.
 pub const TOKEN: &str = "most_likely_token";
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
@@ -69,15 +69,15 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The index of an element of a part, or `vocab` if the largest element of the row is NaN or plus
-/// infinity.
+/// The index of an element of a part, or `vocab` if the largest element of the row is not finite.
 fn index_in_row(length: i64, vocab: i64) -> Pointwise {
     let [part, place, largest] = [0, 1, 2].map(|i| Box::new(Expr::Input(i)));
     let index = |n: i64| Box::new(Expr::Const(n as f64, DType::I64));
     let start = Box::new(Expr::Binary(Binary::Mul, part, index(length)));
     let found = Box::new(Expr::Binary(Binary::Add, start, place));
     let most = Box::new(Expr::Const(f64::from(f32::MAX), DType::F32));
-    let is_finite = Box::new(Expr::Binary(Binary::LessOrEqual, largest, most));
+    let magnitude = Box::new(Expr::Unary(Unary::Abs, largest));
+    let is_finite = Box::new(Expr::Binary(Binary::LessOrEqual, magnitude, most));
     Pointwise {
         name: "Fused".to_owned(),
         expr: Expr::Select(is_finite, found, index(vocab)),
