@@ -85,13 +85,9 @@ fn input_port<'p>(p: &'p Plan, name: &str, shape: &[usize]) -> Result<(usize, &'
 }
 
 /// Fails if an input has a value that the plan does not accept.
-fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i64>) -> Result<()> {
-    let value = |v: i64| match port.dtype {
-        DType::U64 => i128::from(v.cast_unsigned()),
-        _ => i128::from(v),
-    };
+fn check_values(port: &Port, accepts: Bounds, values: impl Iterator<Item = i128>) -> Result<()> {
     let outside = |(_, v): &(usize, i128)| *v < accepts.low || *v > accepts.high;
-    let Some((at, v)) = values.map(value).enumerate().find(outside) else {
+    let Some((at, v)) = values.enumerate().find(outside) else {
         return Ok(());
     };
     let what = format!(
@@ -317,7 +313,7 @@ impl Executor {
             return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch));
         }
         if let (Some(accepts), true) = (port.accepts, port.storage.is_some()) {
-            let values = tensor.to_bits();
+            let values = tensor.to_i128();
             let values = values.map_err(|e| Error::caused(Stage::Run, format!("input \"{name}\""), e))?;
             check_values(port, accepts, values.into_iter())?;
         }
@@ -351,7 +347,7 @@ impl Executor {
         }
         if port.storage.is_some() && !data.is_empty() {
             if let Some(accepts) = port.accepts.or_else(|| Bounds::of(port.dtype)) {
-                check_values(port, accepts, data.iter().map(|v| i64::from(*v)))?;
+                check_values(port, accepts, data.iter().map(|v| i128::from(*v)))?;
             }
             let mut bytes = std::mem::take(&mut self.bytes);
             bytes.clear();

@@ -85,12 +85,8 @@ impl Bounds {
             if !matches!(fact.dtype, DType::I64 | DType::U64) {
                 return None;
             }
-            let values = tensor.to_bits().ok()?.into_iter();
-            let value = |v: i64| match fact.dtype {
-                DType::U64 => i128::from(v.cast_unsigned()),
-                _ => i128::from(v),
-            };
-            return values.map(|v| Self::new(value(v), value(v))).reduce(Self::join);
+            let values = tensor.to_i128().ok()?.into_iter();
+            return values.map(|v| Self::new(v, v)).reduce(Self::join);
         }
         let Known::Dims(dims) = &fact.known else {
             return None;
