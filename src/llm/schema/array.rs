@@ -1,11 +1,8 @@
 //! Sets of arrays. A set is a list of shapes; it contains the arrays that have one of them.
 
-use super::logic::{Claim, Goal, Kind, Outcome, Schemas, joined};
+use super::logic::{Claim, Goal, Kind, Outcome, Schemas, joined, limited};
 use serde_json::{Map, Value};
 use std::rc::Rc;
-
-/// Maximum number of shapes of one set.
-const MAX_SHAPES: usize = 1000;
 
 /// The arrays that meet all of these conditions.
 #[derive(Clone, Debug)]
@@ -87,14 +84,6 @@ impl Arrays {
         Ok((claims, rest))
     }
 
-    /// Fails if there are too many alternatives.
-    fn limited(count: usize) -> Outcome<()> {
-        if count > MAX_SHAPES {
-            return Err("it has too many combinations of alternatives for one array".to_owned());
-        }
-        Ok(())
-    }
-
     /// Arrays whose elements all satisfy their schemas, or, if the claim is negated, arrays with an
     /// element that does not.
     fn elements<'s>(claim: &Claim<'s>, map: &'s Map<String, Value>) -> Outcome<Vec<ArrayShape<'s>>> {
@@ -107,7 +96,7 @@ impl Arrays {
                 ..ArrayShape::any()
             }]);
         }
-        Self::limited(count)?;
+        limited("array", count)?;
         let broken = |(i, claim): (usize, Claim<'s>)| ArrayShape {
             first: (0..=i)
                 .map(|at| if at == i { vec![claim.clone()] } else { Vec::new() })
@@ -138,7 +127,7 @@ impl<'s> Kind<'s> for Arrays {
     }
 
     fn and(&self, a: &Self::Set, b: &Self::Set) -> Outcome<Self::Set> {
-        Self::limited(a.len().saturating_mul(b.len()))?;
+        limited("array", a.len().saturating_mul(b.len()))?;
         Ok(a.iter().flat_map(|a| b.iter().filter_map(|b| a.and(b))).collect())
     }
 
@@ -187,7 +176,7 @@ impl<'s> Kind<'s> for Arrays {
                 ..ArrayShape::any()
             }]);
         }
-        Self::limited(count)?;
+        limited("array", count)?;
         // An array that differs is shorter or longer, or one of its elements differs.
         let mut shapes = vec![ArrayShape {
             least: count + 1,

@@ -22,6 +22,8 @@ const DEPTH: usize = 100;
 const STEPS: usize = 500_000;
 /// Maximum number of alternatives of `oneOf`, each of which is compared with all others.
 const MAX_EXCLUSIVE: usize = 500;
+/// Maximum number of shapes of the arrays, or of the objects, that a value may have.
+const MAX_SHAPES: usize = 1000;
 /// Maximum nesting of elements and members that is searched for contradictions.
 const LEVELS: usize = 8;
 
@@ -58,6 +60,16 @@ pub fn impossible<'s>() -> Claim<'s> {
         holds: true,
         constant: false,
     }
+}
+
+/// Fails if there are too many shapes of an `"array"` or `"object"`.
+pub fn limited(what: &str, count: usize) -> Outcome<()> {
+    if count > MAX_SHAPES {
+        return Err(format!(
+            "it has too many combinations of alternatives for one {what}"
+        ));
+    }
+    Ok(())
 }
 
 /// The claims of both lists without duplicates.

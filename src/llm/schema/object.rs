@@ -1,12 +1,10 @@
 //! Sets of objects. A set is a list of shapes; it contains the objects that have one of them.
 
-use super::logic::{Claim, Goal, Kind, Outcome, Schemas, impossible, joined};
+use super::logic::{Claim, Goal, Kind, Outcome, Schemas, impossible, joined, limited};
 use super::scalar::{Rx, Scalar};
 use super::text;
 use serde_json::{Map, Value};
 
-/// Maximum number of shapes of one set.
-const MAX_SHAPES: usize = 1000;
 /// Maximum number of classes of names that patterns distinguish.
 const MAX_CLASSES: usize = 256;
 
@@ -262,9 +260,7 @@ impl<'s> Kind<'s> for Objects {
     }
 
     fn and(&self, a: &Self::Set, b: &Self::Set) -> Outcome<Self::Set> {
-        if a.len().saturating_mul(b.len()) > MAX_SHAPES {
-            return Err("it has too many combinations of alternatives for one object".to_owned());
-        }
+        limited("object", a.len().saturating_mul(b.len()))?;
         let pairs = a.iter().flat_map(|a| b.iter().map(move |b| a.and(b)));
         pairs.filter_map(Result::transpose).collect()
     }
