@@ -33,7 +33,9 @@ pub(super) fn checked(cx: &mut LowerCx<'_>, i: usize, sizes: &[Dim]) -> OpResult
     let size = |i: usize| sizes.get(i).cloned().unwrap_or_else(|| 1.into());
     let [n0, n1, n2, n3] = std::array::from_fn(size);
     let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
-    let (fault, code) = cx.fault(i, &format!("indices of an axis of {}", list.join(", ")))?;
+    let axes = if list.len() == 1 { "an axis" } else { "axes" };
+    let expected = format!("indices of {axes} of {} elements", list.join(", "));
+    let (fault, code) = cx.fault(i, &expected)?;
     let args = Args {
         x,
         fault,
