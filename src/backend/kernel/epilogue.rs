@@ -285,8 +285,8 @@ impl Epilogue {
 
     /// The accessors in WGSL; with `single`, also one that stores a single result.
     pub(super) fn accessors_wgsl(&self, y: &str, types: &[DType], elem: &str, single: bool) -> String {
-        // WGSL does not convert integers implicitly. Lavapipe (Mesa 22.3) wrongly narrows comparisons
-        // of numbers that it sees converted.
+        // WGSL does not convert integers implicitly. Lavapipe (Mesa 22.3) narrows comparisons of
+        // converted numbers wrongly, so it must not see that they were converted.
         let widened = |text: String, name: &str| match name {
             "i32" if self.wide => format!("(i64({text}) | i64(hidden_zero()))"),
             _ => text,

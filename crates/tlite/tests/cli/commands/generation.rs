@@ -213,7 +213,7 @@ fn keys_too_large_for_f16_are_an_error_that_f32_avoids() {
     ];
     for sampling in [["--temperature", "0"], ["--seed", "1"]] {
         let args = [&base[..], &sampling].concat();
-        fails(&args, 1, &["not finite", "--float f32"]);
+        fails(&args, 1, &["logits", "--float", "f32"]);
         let output = tlite(&[&args[..], &["--float", "f32"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     }
