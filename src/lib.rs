@@ -1,5 +1,5 @@
-//! Transformer-Lite runs ONNX models, above all language models, on phone and desktop GPUs through
-//! OpenCL and WGSL, and on CPUs by kernels of its own.
+//! Transformer-Lite runs ONNX models, above all language models, on GPUs through OpenCL and WGSL,
+//! and on CPUs with native kernels. It is designed for phones, but has not yet run on one.
 //!
 //! ```text
 //! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
@@ -11,8 +11,8 @@
 //! * A plan is made once per graph and device. Only kernel parameters and grid sizes change between
 //!   runs.
 //! * Weights may be 4-bit; the KV cache is appended to in place, never copied.
-//! * Every kernel exists in OpenCL C and in WGSL; an interpreter on the host is the reference for
-//!   both.
+//! * GPU kernels exist in OpenCL C and in WGSL, except for a few variants for tensor cores. An
+//!   interpreter on the host is the reference for all backends.
 //!
 //! # Generating text
 //!
@@ -40,13 +40,12 @@
 //! an answer ends; their [`Cancel`] stops it from another thread. Models and sessions
 //! can be sent to any thread; commands to one device are serialized. A
 //! [`Conversation`] keeps the messages of a session. A [`Batcher`] answers many [`Request`]s at the
-//! same time, and searches with beams. Every
+//! same time, and runs beam search. Every
 //! [`Error`] names its place, and [`Error::kind`](Error::kind) classifies it
 //! for programs.
 //!
-//! At a lower level, a [`Generator`] draws tokens from any [`LanguageModel`], a trait with two
-//! methods and three sizes. A [`Runner`] runs any model: tensors in, tensors out. The interface for
-//! C is `include/tlite.h`.
+//! At a lower level, a [`Generator`] draws tokens from any [`LanguageModel`]. A [`Runner`] runs any
+//! model: tensors in, tensors out. The interface for C is `include/tlite.h`.
 //!
 //! # Features
 //!
