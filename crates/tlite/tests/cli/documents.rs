@@ -89,15 +89,18 @@ fn documents_keep_their_sizes() {
     }
 }
 
-/// The steps that the README shows are those that the scripts print.
+/// The steps that the documents show are those that the scripts print.
 #[test]
-fn the_readme_shows_the_steps_of_the_scripts() {
-    let readme = read(&Path::new(ROOT).join("README.md"));
+fn documents_show_the_steps_of_the_scripts() {
     let scripts = files("tools", &["sh", "py"]);
     let scripts: String = scripts.iter().map(|path| read(path)).collect();
-    for (block, script) in [("demo-output", "demo.sh"), ("test-output", "test.sh")] {
+    for (document, block, script) in [
+        ("README.md", "demo-output", "demo.sh"),
+        ("CONTRIBUTING.md", "test-output", "test.sh"),
+    ] {
+        let text = read(&Path::new(ROOT).join(document));
         let (from, to) = (format!("<!-- {block} -->"), format!("<!-- /{block} -->"));
-        let (_, shown) = readme.split_once(&from).unwrap();
+        let (_, shown) = text.split_once(&from).unwrap();
         let (shown, _) = shown.split_once(&to).unwrap();
         let steps: Vec<&str> = shown.lines().filter_map(|l| l.strip_prefix("==> ")).collect();
         assert!(steps.len() > 3, "{script}: {steps:?}");
@@ -107,6 +110,89 @@ fn the_readme_shows_the_steps_of_the_scripts() {
             assert!(printed, "{script} prints no \"{step}\"");
         }
     }
+}
+
+/// The rows of the tables below a heading of `text`, without the heading rows. With the heading
+/// "", those of the whole text.
+fn rows<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
+    let mut rows = Vec::new();
+    let (mut inside, mut body) = (heading.is_empty(), false);
+    for (_, line) in prose(text) {
+        if !heading.is_empty() && line.starts_with('#') {
+            inside = line == heading;
+        }
+        if !line.starts_with('|') {
+            body = false;
+        } else if line.starts_with("|---") {
+            body = true;
+        } else if inside && body {
+            rows.push(line);
+        }
+    }
+    rows
+}
+
+/// The numbers of a table row, such as `16 846` and `3.7`.
+fn figures(row: &str) -> Vec<String> {
+    let number = |word: &str| word.parse::<f64>().is_ok();
+    let mut found: Vec<String> = Vec::new();
+    // Whether the last word can be the thousands of the next one.
+    let mut open = false;
+    for word in row.split_whitespace() {
+        if !number(word) {
+            open = false;
+            continue;
+        }
+        match found.last_mut() {
+            Some(last) if open && word.len() == 3 && !word.contains('.') => {
+                *last = format!("{last} {word}");
+            }
+            _ => found.push(word.to_owned()),
+        }
+        open = !word.contains('.');
+    }
+    found
+}
+
+#[test]
+fn figures_of_a_row_are_found() {
+    let row = "| Llama-2 7B | pp1024: 16 846 | 686 to 886 | 3.7 GB | 13 MB |";
+    assert_eq!(figures(row), ["16 846", "686", "886", "3.7", "13"]);
+}
+
+/// Measured figures of the README come from BENCHMARKS.md.
+#[test]
+fn figures_of_the_readme_stand_in_benchmarks() {
+    let readme = read(&Path::new(ROOT).join("README.md"));
+    let benchmarks = read(&Path::new(ROOT).join("BENCHMARKS.md"));
+    let known: BTreeSet<String> = rows(&benchmarks, "").into_iter().flat_map(figures).collect();
+    for heading in ["## How fast is it?", "## How much memory does it take?"] {
+        let shown: Vec<String> = rows(&readme, heading).into_iter().flat_map(figures).collect();
+        assert!(shown.len() > 3, "the figures under \"{heading}\": {shown:?}");
+        for figure in shown {
+            assert!(
+                known.contains(&figure),
+                "{heading}: {figure} is not in BENCHMARKS.md"
+            );
+        }
+    }
+}
+
+/// `tools/plot_llama_cpp.py` draws the last column of the table.
+#[test]
+fn the_plot_shows_the_ratios_of_benchmarks() {
+    let benchmarks = read(&Path::new(ROOT).join("BENCHMARKS.md"));
+    let plot = read(&Path::new(ROOT).join("docs/llama-cpp.svg"));
+    let rows = rows(&benchmarks, "## Next to llama.cpp");
+    let last = |row: &&str| row.trim_matches(['|', ' ']).rsplit('|').next().map(str::to_owned);
+    let ratios: Vec<String> = rows.iter().filter_map(last).collect();
+    assert!(ratios.len() > 5, "{ratios:?}");
+    for ratio in &ratios {
+        let shown = plot.contains(&format!(">{}</text>", ratio.trim()));
+        assert!(shown, "{ratio}: run tools/plot_llama_cpp.py");
+    }
+    let bars = plot.matches(" fill=\"#ffffff\" text-anchor=\"end\"").count();
+    assert_eq!(bars, ratios.len(), "bars: run tools/plot_llama_cpp.py");
 }
 
 #[test]
