@@ -283,7 +283,6 @@ fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Res
         match kept.and_then(|kept| store::load(&kept, caps)) {
             Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
             None => note(
-                &mut std::io::stderr(),
                 "run `tlite devices --probe` once (with --threads or --cpu-isa: `tlite roofline` with these) to see how close these speeds are to the device's limit",
             ),
         }
@@ -412,7 +411,7 @@ fn print(
 
 /// The end of a bench that Ctrl-C ended before there were results.
 fn nothing_measured() -> Result<()> {
-    note(&mut std::io::stderr(), "interrupted before a run was measured");
+    note("interrupted before a run was measured");
     Err(Error::Interrupted)
 }
 

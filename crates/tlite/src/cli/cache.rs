@@ -75,7 +75,7 @@ impl CacheOptions {
                 let what = format!(
                     "{option}: cannot write to {folder} ({e}); the next start compiles kernels again"
                 );
-                note(&mut std::io::stderr(), &what);
+                note(&what);
             });
         }
         Some(store)

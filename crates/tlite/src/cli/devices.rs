@@ -247,7 +247,7 @@ fn listed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> R
         Err(e) => {
             row.images = Images::default();
             let why = format!("{} cannot be opened: {e}", row.device);
-            note(&mut std::io::stderr(), &why);
+            note(&why);
         }
     }
     row
@@ -277,12 +277,12 @@ fn measured(
 ) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
     let mut backend = backend::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
-    note(&mut std::io::stderr(), &format!("measuring {}", caps.device));
+    note(&format!("measuring {}", caps.device));
     let keeps_special = special::keeps(backend.as_mut(), store);
     let probe = probe::measure(backend.as_mut());
     let probe = probe.map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
     let kept = store::save(store, backend.caps(), &probe);
-    note(&mut std::io::stderr(), &kept);
+    note(&kept);
     let caps = backend.caps().clone();
     let caps = caps.with(|device| device.keeps_special = keeps_special);
     Ok((caps, backend.extensions(), probe))
@@ -436,7 +436,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = report(backend::list, args.device.as_deref(), row)?;
     match store.as_ref().map_or_else(|| Ok(Vec::new()), Store::quarantined) {
         Ok(lists) => report.add_quarantined(&lists),
-        Err(e) => note(&mut std::io::stderr(), &e.chain()),
+        Err(e) => note(&e.chain()),
     }
     let mut out = text_output();
     if args.json {

@@ -81,7 +81,7 @@ impl DraftOptions {
         if let Some(dir) = &self.draft_model {
             let draft = load_draft_model(dir, exec, tokenizer, &mut |step| match step {
                 Loading::Memory(memory) => {
-                    detail(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
+                    detail(&format!("draft model: memory {memory}"));
                 }
                 step => on_progress(step),
             });

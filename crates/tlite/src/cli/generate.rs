@@ -151,7 +151,6 @@ fn prompt_tokens(
     raw: bool,
     options: &TemplateOptions,
     values: &Values,
-    notes: &mut dyn Write,
 ) -> Result<Vec<u32>> {
     if raw || codec.template()?.is_none() {
         if let Some(option) = options.given() {
@@ -169,10 +168,7 @@ fn prompt_tokens(
             ));
         }
         if !raw {
-            note(
-                notes,
-                "the model has no chat template; the prompt is used as it is",
-            );
+            note("the model has no chat template; the prompt is used as it is");
         }
         return codec.encode(prompt, values, &Cancel::default());
     }
@@ -238,7 +234,6 @@ fn report<'a>(
 
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
-    let mut notes = std::io::stderr();
     let (model, prompt) = args.given()?;
     args.answers.check()?;
     let values = args.template.values()?;
@@ -250,15 +245,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(prompt, &mut std::io::stdin())?;
     let system = args.system.as_deref();
-    let prompt = prompt_tokens(
-        &codec,
-        &prompt,
-        system,
-        args.raw,
-        &args.template,
-        &values,
-        &mut notes,
-    )?;
+    let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &args.template, &values)?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
     let ((model, mut session), time) = waiting(&folder, |on_progress| {
@@ -294,7 +281,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else if options.max_tokens > 0 {
         put(&mut *stdout, "\n")?;
     }
-    figures(&mut notes, &outcome.status_line(facts));
+    figures(&outcome.status_line(facts));
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);
@@ -311,10 +298,9 @@ mod tests {
     fn prompts_go_through_the_template() {
         let config = r#"{"chat_template": "{% for m in messages %}<start>{{ m.role[0] }}:{{ m.content }}{% endfor %}"}"#;
         let (_dir, chat) = byte_codec(config);
-        let mut notes = Vec::new();
-        let tokens = |codec: &Codec, system: Option<&str>, raw, notes: &mut Vec<u8>| {
+        let tokens = |codec: &Codec, system: Option<&str>, raw| {
             let (options, values) = (TemplateOptions::default(), Values::new());
-            prompt_tokens(codec, "hi", system, raw, &options, &values, notes)
+            prompt_tokens(codec, "hi", system, raw, &options, &values)
         };
         let ids = |parts: &[&str]| -> Vec<u32> {
             parts
@@ -323,21 +309,12 @@ mod tests {
                 .collect()
         };
         // Byte-level tokens of ASCII text are the bytes themselves.
-        assert_eq!(tokens(&chat, None, false, &mut notes).unwrap(), ids(&["u:hi"]));
-        assert_eq!(
-            tokens(&chat, Some("s"), false, &mut notes).unwrap(),
-            ids(&["s:s", "u:hi"])
-        );
-        assert_eq!(tokens(&chat, None, true, &mut notes).unwrap(), ids(&["hi"]));
-        assert!(notes.is_empty());
+        assert_eq!(tokens(&chat, None, false).unwrap(), ids(&["u:hi"]));
+        assert_eq!(tokens(&chat, Some("s"), false).unwrap(), ids(&["s:s", "u:hi"]));
+        assert_eq!(tokens(&chat, None, true).unwrap(), ids(&["hi"]));
         let (_dir, plain) = byte_codec("{}");
-        assert_eq!(tokens(&plain, None, false, &mut notes).unwrap(), ids(&["hi"]));
-        assert_eq!(notes.iter().filter(|b| **b == b'\n').count(), 1, "one note");
-        assert!(
-            tokens(&plain, Some("s"), false, &mut notes)
-                .unwrap_err()
-                .is_usage()
-        );
+        assert_eq!(tokens(&plain, None, false).unwrap(), ids(&["hi"]));
+        assert!(tokens(&plain, Some("s"), false).unwrap_err().is_usage());
     }
 
     #[test]

@@ -155,7 +155,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.html {
         let page = page::render(&report);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
-        note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
+        note(&format!("wrote {}", file.display()));
     }
     let mut out = text_output();
     if args.json {

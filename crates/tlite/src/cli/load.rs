@@ -48,7 +48,7 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
         Opened::Device(backend) => Ok(Some(backend)),
         Opened::Host { for_want } => {
             if for_want.is_some() {
-                warning(&mut std::io::stderr(), NO_DEVICE);
+                warning(NO_DEVICE);
             }
             Ok(None)
         }
@@ -81,7 +81,7 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
 /// Prints the notes of a loaded model.
 pub fn print_notes(notes: &[impl fmt::Display]) {
     for text in notes {
-        note(&mut std::io::stderr(), &text.to_string());
+        note(&text.to_string());
     }
 }
 
@@ -90,7 +90,7 @@ pub fn print_notes(notes: &[impl fmt::Display]) {
 pub fn print_loaded(notes: &[impl fmt::Display], place: &PlaceName, time: LoadTime) {
     print_notes(notes);
     let what = format!("{} on {}, {time}", place.backend, place.device);
-    detail(&mut std::io::stderr(), &what);
+    detail(&what);
 }
 
 /// Time that loading took.
@@ -203,7 +203,7 @@ pub fn waiting<T>(
     let mut sign = None;
     let (mut compiling, mut compiled) = (None, None);
     let done = work(&mut |step| match step {
-        Loading::Memory(memory) => detail(&mut std::io::stderr(), &format!("memory {memory}")),
+        Loading::Memory(memory) => detail(&format!("memory {memory}")),
         Loading::New {
             device,
             kernels,
@@ -212,16 +212,16 @@ pub fn waiting<T>(
             compiling = Some(Instant::now());
             let once = if kept { " (first start only)" } else { "" };
             let what = format!("compiling kernels for {device}{once}");
-            note(&mut std::io::stderr(), &what);
+            note(&what);
             // On a terminal, the bar shows that work goes on.
             if !std::io::stderr().is_terminal() {
                 sign = Some(Sign::new(SIGN, |seconds| {
                     let what = format!("still compiling and checking kernels ({seconds} s)");
-                    note(&mut std::io::stderr(), &what);
+                    note(&what);
                 }));
             }
             let what = format!("{} to compile and check", count_text(kernels, "kernel"));
-            detail(&mut std::io::stderr(), &what);
+            detail(&what);
         }
         Loading::Kernels { all: 0, .. } => {}
         Loading::Kernels { ready, all } => {

@@ -60,10 +60,7 @@ impl<'a> View<'a> {
             Event::Begin { name, .. } => {
                 self.clear();
                 if !self.terminal {
-                    note(
-                        &mut std::io::stderr(),
-                        &format!("converting {name} for its first use"),
-                    );
+                    note(&format!("converting {name} for its first use"));
                 }
             }
             Event::Converting { name, done, total } => {
@@ -77,28 +74,13 @@ impl<'a> View<'a> {
                 if self.terminal {
                     self.advance(&subject, done, total);
                 } else if self.subject != subject {
-                    note(&mut std::io::stderr(), &format!("{subject}{size}"));
+                    note(&format!("{subject}{size}"));
                     self.subject = subject;
                 }
             }
-            Event::Waiting { name } => {
-                note(
-                    &mut std::io::stderr(),
-                    &format!("waiting for another process that prepares {name}"),
-                );
-            }
-            Event::Retrying { why, seconds } => {
-                note(
-                    &mut std::io::stderr(),
-                    &format!("{why}; trying again in {seconds:.1} s"),
-                );
-            }
-            Event::Offline { why } => {
-                note(
-                    &mut std::io::stderr(),
-                    &format!("{why}; using the files downloaded earlier"),
-                );
-            }
+            Event::Waiting { name } => note(&format!("waiting for another process that prepares {name}")),
+            Event::Retrying { why, seconds } => note(&format!("{why}; trying again in {seconds:.1} s")),
+            Event::Offline { why } => note(&format!("{why}; using the files downloaded earlier")),
         }
     }
 

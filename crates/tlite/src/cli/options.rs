@@ -177,7 +177,7 @@ impl DeviceOptions {
 /// Notes that `--float f16` has no effect when `auto` chose the host.
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
-        note(&mut std::io::stderr(), &DeviceOnly::F16.note().to_string());
+        note(&DeviceOnly::F16.note().to_string());
     }
 }
 
@@ -231,7 +231,7 @@ impl IntegerOption {
     pub fn note_unused(self, graph: &Graph) {
         if self.integer.is_some() && quantized_node(graph).is_none() {
             let what = "--integer has no effect: the model has no 8-bit operators";
-            note(&mut std::io::stderr(), what);
+            note(what);
         }
     }
 }

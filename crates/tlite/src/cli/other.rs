@@ -47,9 +47,6 @@ pub fn man(args: &ManArgs) -> Result<()> {
     let dir = &args.dir;
     std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot create", dir, e))?;
     clap_mangen::generate_to(command(), dir).map_err(|e| Error::io("cannot write man pages to", dir, e))?;
-    note(
-        &mut std::io::stderr(),
-        &format!("man pages written to {}", dir.display()),
-    );
+    note(&format!("man pages written to {}", dir.display()));
     Ok(())
 }

@@ -74,24 +74,24 @@ pub fn is_broken_pipe(e: &Error) -> bool {
 }
 
 /// Writes `note: TEXT`, unless `--quiet` is given.
-pub fn note(notes: &mut dyn Write, text: &str) {
-    marked(notes, Level::Normal, "note: ", text);
+pub fn note(text: &str) {
+    marked(&mut std::io::stderr(), Level::Normal, "note: ", text);
 }
 
 /// Writes `warning: TEXT`, unless `--quiet` is given.
-pub fn warning(notes: &mut dyn Write, text: &str) {
-    marked(notes, Level::Normal, "warning: ", text);
+pub fn warning(text: &str) {
+    marked(&mut std::io::stderr(), Level::Normal, "warning: ", text);
 }
 
 /// Writes `note: TEXT` with `--verbose`.
-pub fn detail(notes: &mut dyn Write, text: &str) {
-    marked(notes, Level::Verbose, "note: ", text);
+pub fn detail(text: &str) {
+    marked(&mut std::io::stderr(), Level::Verbose, "note: ", text);
 }
 
 /// Writes a line of figures, unless `--quiet` or `--json` is given.
-pub fn figures(notes: &mut dyn Write, text: &str) {
+pub fn figures(text: &str) {
     if FIGURES.load(Ordering::Relaxed) {
-        marked(notes, Level::Normal, "", text);
+        marked(&mut std::io::stderr(), Level::Normal, "", text);
     }
 }
 
@@ -416,14 +416,19 @@ mod tests {
 
     #[test]
     fn notes_have_one_mark_and_no_control_characters() {
-        let written = |write: fn(&mut dyn Write, &str), text: &str| {
+        let written = |at_least, mark: &str, text: &str| {
             let mut out = Vec::new();
-            write(&mut out, text);
+            marked(&mut out, at_least, mark, text);
             String::from_utf8(out).unwrap()
         };
-        assert_eq!(written(note, "a"), "note: a\n");
-        assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\\u{1b}[2J\n");
-        assert_eq!(written(detail, "c"), "", "details need --verbose");
+        assert_eq!(written(Level::Normal, "note: ", "a"), "note: a\n");
+        let escaped = written(Level::Normal, "warning: ", "b\u{1b}[2J");
+        assert_eq!(escaped, "warning: b\\u{1b}[2J\n");
+        assert_eq!(
+            written(Level::Verbose, "note: ", "c"),
+            "",
+            "details need --verbose"
+        );
     }
 
     #[test]

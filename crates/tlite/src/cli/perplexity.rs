@@ -250,7 +250,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let report = report?;
     drop(generating);
     if report.model.tokens() == 0 {
-        note(&mut std::io::stderr(), "interrupted before a token was scored");
+        note("interrupted before a token was scored");
         return Err(Error::Interrupted);
     }
     let end = match report.cancelled {
@@ -276,7 +276,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let (backend, device) = (model.place.backend, &model.place.device);
     let line = format!("[{speed:.0} tokens/s on {device} ({backend}){int8}]");
-    figures(&mut std::io::stderr(), &line);
+    figures(&line);
     end
 }
 

@@ -333,7 +333,7 @@ fn text(report: &Report<'_>, args: &Args) -> String {
 
 fn write(file: &Path, bytes: &[u8]) -> Result<()> {
     write_whole(file, |out| out.write_all(bytes))?;
-    note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
+    note(&format!("wrote {}", file.display()));
     Ok(())
 }
 

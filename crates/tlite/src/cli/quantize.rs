@@ -470,7 +470,7 @@ fn kept_note(output: &Path) {
             "finished weights are kept in {}; run the same command again to resume, or delete that folder",
             kept.display()
         );
-        note(&mut std::io::stderr(), &what);
+        note(&what);
     }
 }
 
@@ -489,7 +489,7 @@ impl Args {
             };
             let what =
                 format!("the weights lie on a grid with groups of {size}; using --group-size {size}{kept}");
-            note(&mut std::io::stderr(), &what);
+            note(&what);
         }
         Ok(())
     }

@@ -99,8 +99,7 @@ pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
     let place = options.on.placement();
     let mut backend = place.open_device(HOST_LACKS)?;
     let kept = options.on.cache.probes();
-    let on_progress = &mut |what: &str| note(&mut std::io::stderr(), what);
-    let probe = store::of_device(backend.as_mut(), kept.as_ref(), on_progress)?;
+    let probe = store::of_device(backend.as_mut(), kept.as_ref(), &mut note)?;
     Ok((backend.caps().clone(), probe))
 }
 
@@ -174,7 +173,7 @@ fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Wo
         work.push(Work::new("run".to_owned(), None, &[costs], peaks));
         if !plan.host.is_empty() {
             let what = format!("{} nodes run on the host and are not counted", plan.host.len());
-            note(&mut std::io::stderr(), &what);
+            note(&what);
         }
     }
     Ok(work)

@@ -218,7 +218,7 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
     if scores.peek().is_none() {
         let what = "--labels has no effect: no output is a row of class scores";
-        note(&mut std::io::stderr(), what);
+        note(what);
     }
     for value in scores {
         value.label(labels);
@@ -229,7 +229,7 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
                 count_text(names, "name"),
                 if classes == 1 { "" } else { "es" }
             );
-            note(&mut std::io::stderr(), &what);
+            note(&what);
         }
     }
 }
@@ -243,7 +243,7 @@ fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], out
     let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
     let shapes: Vec<Vec<usize>> = outputs.iter().map(|(_, t)| t.shape().to_vec()).collect();
     if let Some(what) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
-        note(&mut std::io::stderr(), &what);
+        note(&what);
     }
 }
 
@@ -337,7 +337,7 @@ fn verdict(report: &Report, repeat: NonZeroUsize) -> Result<()> {
     if report.interrupted {
         let runs = count_text(1 + report.runs_ms.len(), "run");
         let what = format!("interrupted after {runs} of {repeat}");
-        note(&mut std::io::stderr(), &what);
+        note(&what);
         return Err(Error::Interrupted);
     }
     match report.compare.iter().filter(|c| !c.passed).count() {

@@ -145,7 +145,7 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
         if line.is_hidden() && reported.elapsed() >= REPORT_INTERVAL {
             reported = Instant::now();
             let what = format!("{}: {done} of {all} cases", caps.device);
-            note(&mut std::io::stderr(), &what);
+            note(&what);
         }
     });
     line.finish_and_clear();

@@ -132,9 +132,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let folder = model_folder("MODEL", args.model.given()?, &[], interrupt)?;
     let options = args.exec.load_options();
     let store = options.place.options.cache.clone();
-    let mut notes = std::io::stderr();
     if store.is_none() {
-        note(&mut notes, "without a cache, results are not saved");
+        note("without a cache, results are not saved");
     }
     let known = Arc::new(Mutex::new(Report {
         model: folder.name(),
@@ -150,10 +149,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             // With the stream closed there is nobody to write to.
             let _closed = report.show(json, &mut text_output());
         }
-        note(
-            &mut std::io::stderr(),
-            &report.closing(false, Duration::ZERO, Duration::ZERO),
-        );
+        note(&report.closing(false, Duration::ZERO, Duration::ZERO));
     });
     let line = spinner(format!("measuring the defaults of {}", folder.name()));
     let tuner = Loaded::tuner(&folder, &options, store.as_deref());
@@ -180,10 +176,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     drop(parting);
     let report = known.lock().unwrap_or_else(PoisonError::into_inner);
     report.show(args.json, &mut text_output())?;
-    note(
-        &mut notes,
-        &report.closing(report.measured >= most, defaults, begun.elapsed()),
-    );
+    note(&report.closing(report.measured >= most, defaults, begun.elapsed()));
     Ok(())
 }
 

@@ -188,7 +188,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
     let at_most = args.calibration_items.map_or(128, NonZeroUsize::get);
     let items = Items::find(&graph, task, at_most)?;
     for what in items.suggestions(&graph)? {
-        note(&mut std::io::stderr(), &what);
+        note(&what);
     }
     let read = |i: usize| items.read(i);
     let set = CalibrationSet {
@@ -221,7 +221,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         put_report(&mut out, &text(&summary, &options, task))?;
     }
     for what in summary.outputs.iter().filter_map(poor) {
-        warning(&mut std::io::stderr(), &format!("{what}; {ADVICE}"));
+        warning(&format!("{what}; {ADVICE}"));
     }
     if let Some(file) = task.report {
         let page = page::page(task, &options, &summary);
