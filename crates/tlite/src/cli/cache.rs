@@ -2,7 +2,7 @@
 
 use super::choices;
 use super::options::{ADVANCED, whole};
-use super::output::{fitted_table, note, put, put_json, text_output};
+use super::output::{fitted_table, note, print_report, put, text_output};
 use clap::Subcommand;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use schemars::JsonSchema;
@@ -268,13 +268,12 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let mut out = text_output();
     match &args.action {
         Action::Clear { place, kind } => {
             let store = place.store()?;
             let (count, bytes) = store.clear(*kind)?;
             put(
-                &mut out,
+                &mut text_output(),
                 &format!(
                     "removed {}, {}, from {}\n",
                     count_text(count, "file"),
@@ -288,34 +287,24 @@ pub fn run(args: &Args) -> Result<()> {
             let entries = store.entries()?;
             let now = SystemTime::now();
             let bytes = entries.iter().map(|e| e.bytes).sum();
-            if *json {
-                let row = |e| rows(e, now);
-                return put_json(
-                    &mut out,
-                    &Report {
-                        folder: store.folder().display().to_string(),
-                        bytes,
-                        files: entries.iter().map(row).collect(),
-                    },
-                );
-            }
-            let head = format!(
-                "{}: {}, {}\n",
-                store.folder().display(),
-                count_text(entries.len(), "file"),
-                size_text(bytes)
-            );
-            let list = if entries.is_empty() {
-                String::new()
-            } else {
-                text(&entries, *files, now)
+            let report = Report {
+                folder: store.folder().display().to_string(),
+                bytes,
+                files: entries.iter().map(|e| row(e, now)).collect(),
             };
-            put(&mut out, &format!("{head}{list}"))
+            print_report(*json, &report, || {
+                let count = count_text(entries.len(), "file");
+                let head = format!("{}: {count}, {}\n", report.folder, size_text(bytes));
+                match entries.is_empty() {
+                    true => head,
+                    false => head + &text(&entries, *files, now),
+                }
+            })
         }
     }
 }
 
-fn rows(entry: &Entry, now: SystemTime) -> Row<'_> {
+fn row(entry: &Entry, now: SystemTime) -> Row<'_> {
     Row {
         kind: entry.kind,
         file: entry.path.display().to_string(),

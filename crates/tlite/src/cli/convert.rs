@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report};
-use super::output::{advance, byte_bar, put, put_json, text_output};
+use super::output::{advance, byte_bar, print_report};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::inspect::parameters_text;
 use serde::Serialize;
@@ -176,13 +176,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
-    let mut out = text_output();
-    if args.json {
-        return put_json(&mut out, &report);
-    }
-    let mut text = weight_table(&summary.kept, &summary.left, args.verbosity);
-    text += &closing(&summary, before, after, &args.output);
-    put(&mut out, &text)
+    print_report(args.json, &report, || {
+        let table = weight_table(&summary.kept, &summary.left, args.verbosity);
+        table + &closing(&summary, before, after, &args.output)
+    })
 }
 
 #[cfg(test)]

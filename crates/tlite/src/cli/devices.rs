@@ -1,7 +1,7 @@
 //! `tlite devices`.
 
 use super::cache::{CacheOptions, age_text, store_in};
-use super::output::{note, put, put_json, text_output};
+use super::output::{note, print_report};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -438,12 +438,7 @@ pub fn run(args: &Args) -> Result<()> {
         Ok(lists) => report.add_quarantined(&lists),
         Err(e) => note(&e.chain()),
     }
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &report)
-    } else {
-        put(&mut out, &report.text())
-    }
+    print_report(args.json, &report, || report.text())
 }
 
 #[cfg(test)]

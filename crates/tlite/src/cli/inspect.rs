@@ -6,7 +6,7 @@ use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, from_one, padding};
-use super::output::{note, put_json, put_report, text_output};
+use super::output::{note, print_report};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -157,24 +157,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&format!("wrote {}", file.display()));
     }
-    let mut out = text_output();
-    if args.json {
-        return put_json(&mut out, &report);
-    }
-    put_report(&mut out, &text(&report, args.verbosity.verbose))?;
-    if args.nodes {
-        put_report(&mut out, &list(&report))?;
-    }
-    Ok(())
+    print_report(args.json, &report, || {
+        let nodes = if args.nodes { list(&report) } else { String::new() };
+        text(&report, args.verbosity.verbose) + &nodes
+    })
 }
 
 /// Prints what the header of a GGUF file says.
 fn header_of(file: &Path, json: bool) -> Result<()> {
     let report = inspect_gguf(file)?;
-    let mut out = text_output();
-    if json {
-        put_json(&mut out, &report)
-    } else {
-        put_report(&mut out, &header_text(&report))
-    }
+    print_report(json, &report, || header_text(&report))
 }

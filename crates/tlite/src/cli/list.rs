@@ -1,7 +1,7 @@
 //! `tlite list`.
 
 use super::cache::age_text;
-use super::output::{fitted_table, printable, put, put_json};
+use super::output::{fitted_table, print_report, printable};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -152,32 +152,25 @@ pub fn run(args: &Args) -> Result<()> {
     store.sweep();
     let entries = store.entries()?;
     let downloads = unconverted(&entries);
-    let folder = store.folder().display().to_string();
-    let bytes = entries.iter().map(Entry::bytes).sum();
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let downloads = downloads.iter().map(|d| Download {
-            name: d.spec.to_string(),
-            path: d.path.display().to_string(),
-            bytes: d.bytes,
-        });
-        let report = Report {
-            folder,
-            bytes,
-            models: entries.iter().map(Row::new).collect(),
-            downloads: downloads.collect(),
-        };
-        return put_json(&mut out, &report);
-    }
-    let folder = printable(&folder);
-    if entries.is_empty() && downloads.is_empty() {
-        let what = "`tlite pull OWNER/REPO` downloads one, `tlite chat FILE.gguf` converts one";
-        return put(&mut out, &format!("{folder}: no models yet; {what}\n"));
-    }
-    let head = format!(
-        "{folder}: {}, {}\n",
-        count_text(entries.len(), "model"),
-        size_text(bytes)
-    );
-    put(&mut out, &(head + &text(&entries, &downloads, SystemTime::now())))
+    let unconverted = downloads.iter().map(|d| Download {
+        name: d.spec.to_string(),
+        path: d.path.display().to_string(),
+        bytes: d.bytes,
+    });
+    let report = Report {
+        folder: store.folder().display().to_string(),
+        bytes: entries.iter().map(Entry::bytes).sum(),
+        models: entries.iter().map(Row::new).collect(),
+        downloads: unconverted.collect(),
+    };
+    print_report(args.json, &report, || {
+        let folder = &report.folder;
+        if entries.is_empty() && downloads.is_empty() {
+            let what = "`tlite pull OWNER/REPO` downloads one, `tlite chat FILE.gguf` converts one";
+            return format!("{folder}: no models yet; {what}\n");
+        }
+        let (count, size) = (count_text(entries.len(), "model"), size_text(report.bytes));
+        let table = text(&entries, &downloads, SystemTime::now());
+        format!("{folder}: {count}, {size}\n{table}")
+    })
 }

@@ -53,9 +53,14 @@ pub fn put(out: &mut dyn Write, text: &str) -> Result<()> {
         .map_err(refused)
 }
 
-/// Writes a report, whose names may hold control characters, as [`printable`].
-pub fn put_report(out: &mut dyn Write, text: &str) -> Result<()> {
-    put(out, &printable(text))
+/// Prints a report on standard output: with `json` the object, else the text, whose names may hold
+/// control characters, as [`printable`].
+pub fn print_report(json: bool, object: &impl serde::Serialize, text: impl FnOnce() -> String) -> Result<()> {
+    let mut out = text_output();
+    match json {
+        true => put_json(&mut out, object),
+        false => put(&mut out, &printable(&text())),
+    }
 }
 
 /// Writes one JSON object and the end of the line.

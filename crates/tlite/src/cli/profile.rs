@@ -5,7 +5,7 @@ mod page;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
-use super::output::{fitted_table, note, put_json, put_report, text_output};
+use super::output::{fitted_table, note, print_report};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
@@ -368,12 +368,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.html {
         write(file, page::render(&report).as_bytes())?;
     }
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &report)
-    } else {
-        put_report(&mut out, &text(&report, args))
-    }
+    print_report(args.json, &report, || text(&report, args))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::model::View;
-use super::output::{put, put_json};
+use super::output::print_report;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::models::ModelStore;
@@ -37,17 +37,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut view = View::new(interrupt);
     let entry = store.pull(&Hub::from_env()?, &spec, true, &mut |event| view.show(event))?;
     drop(view);
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        return put_json(&mut out, &super::list::Row::new(&entry));
-    }
     let (name, manifest) = (entry.name(), entry.manifest());
-    let line = format!(
-        "{name}: {}, {:.1} M weights of {:.1} bits, {}\nTry: tlite chat {name}\n",
-        manifest.architecture,
-        manifest.parameters as f64 / 1e6,
-        manifest.bits,
-        size_text(entry.bytes()),
-    );
-    put(&mut out, &line)
+    let line = || {
+        format!(
+            "{name}: {}, {:.1} M weights of {:.1} bits, {}\nTry: tlite chat {name}\n",
+            manifest.architecture,
+            manifest.parameters as f64 / 1e6,
+            manifest.bits,
+            size_text(entry.bytes()),
+        )
+    };
+    print_report(args.json, &super::list::Row::new(&entry), line)
 }

@@ -6,7 +6,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report, is_same};
-use super::output::{advance, byte_bar, note, put_json, put_report, table, text_output};
+use super::output::{advance, byte_bar, note, print_report, table};
 use super::run::PictureArgs;
 use clap::ValueEnum;
 pub(super) use int8::Int8Report;
@@ -552,13 +552,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&args.output);
         }
     })?;
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &Report::new(&summary))?;
-    } else {
-        let text = report(&summary, &options, &args.output, args.verbosity);
-        put_report(&mut out, &text)?;
-    }
+    print_report(args.json, &Report::new(&summary), || {
+        report(&summary, &options, &args.output, args.verbosity)
+    })?;
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
     // errors back.
     if let Some(file) = &args.report {

@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
-use super::output::{fitted_table, note, put_json, put_report, text_output};
+use super::output::{fitted_table, note, print_report};
 use super::random::RandomOptions;
 use crate::inspect::{self, Request, parse_bind};
 use crate::roofline::{Peaks, Summary, Work};
@@ -283,10 +283,5 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         probe: &probe,
         work,
     };
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &report)
-    } else {
-        put_report(&mut out, &text(&report, args.nodes))
-    }
+    print_report(args.json, &report, || text(&report, args.nodes))
 }

@@ -10,7 +10,7 @@ use super::load;
 use super::options::{
     ADVANCED, DeviceOptions, Float, IntegerOption, PassOptions, Verbosity, from_one, from_zero, note_unused,
 };
-use super::output::{self, note, put_json, put_report, text_output};
+use super::output::{self, note, print_report};
 use crate::files::{self, npy};
 use crate::inspect::model_file;
 pub use inputs::made_up_inputs;
@@ -414,14 +414,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         profile,
         compare,
     };
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &report)?;
-    } else {
-        let segments = plan.map(|p| p.segments.as_slice());
-        let text = text(&report, segments, args.verbosity.quiet);
-        put_report(&mut out, &text)?;
-    }
+    let segments = plan.map(|p| p.segments.as_slice());
+    let quiet = args.verbosity.quiet;
+    print_report(args.json, &report, || text(&report, segments, quiet))?;
     verdict(&report, args.repeat)
 }
 

@@ -1,7 +1,7 @@
 //! `tlite selftest`.
 
 use super::options::{DeviceOptions, Verbosity};
-use super::output::{bar, note, put, put_json, text_output};
+use super::output::{bar, note, print_report};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -212,12 +212,7 @@ pub fn run(args: &Args) -> Result<()> {
         devices,
         absent,
     };
-    let mut stdout = text_output();
-    if args.json {
-        put_json(&mut stdout, &report)?;
-    } else {
-        put(&mut stdout, &text(&report))?;
-    }
+    print_report(args.json, &report, || text(&report))?;
     if report.failed == 0 {
         return Ok(());
     }

@@ -8,7 +8,7 @@ use crate::cli::calibration::CalibrationOptions;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, from_one, from_zero};
-use crate::cli::output::{bar, count, note, put_json, put_report, table, text_output, warning};
+use crate::cli::output::{bar, count, note, print_report, table, warning};
 use crate::cli::run::PictureArgs;
 use crate::inspect::model_file;
 use clap::ValueEnum;
@@ -214,12 +214,8 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
     let made = quantize(task.model, output, &options, &set, &open, &tell);
     line.finish_and_clear();
     let summary = made?;
-    let mut out = text_output();
-    if task.json {
-        put_json(&mut out, &Int8Report::new(&summary, &options))?;
-    } else {
-        put_report(&mut out, &text(&summary, &options, task))?;
-    }
+    let report = Int8Report::new(&summary, &options);
+    print_report(task.json, &report, || text(&summary, &options, task))?;
     for what in summary.outputs.iter().filter_map(poor) {
         warning(&format!("{what}; {ADVICE}"));
     }
@@ -228,7 +224,6 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
     }
     if let Some(file) = task.report_json {
-        let report = Int8Report::new(&summary, &options);
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
     Ok(())
