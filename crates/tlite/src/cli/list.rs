@@ -1,7 +1,7 @@
 //! `tlite list`.
 
 use super::cache::age_text;
-use super::output::{fitted_table, print_report, printable};
+use super::output::{fitted_table, print_report};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -120,7 +120,7 @@ fn unconverted(entries: &[Entry]) -> Vec<Cached> {
 }
 
 fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
-    let cells = |cells: [&str; 5]| cells.map(|c| printable(c).into_owned()).to_vec();
+    let cells = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
     let mut rows = vec![cells(["name", "source", "bits", "size", "used"])];
     rows.extend(entries.iter().map(|e| {
         let age = now.duration_since(e.used()).unwrap_or(Duration::ZERO);

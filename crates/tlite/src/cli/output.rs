@@ -299,6 +299,16 @@ pub fn advance(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_position(done);
 }
 
+/// A column of a table: its title, and the cell of an item.
+pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
+
+/// The rows of a [`table`]: the titles, then a row for each item.
+pub fn titled<T>(items: &[T], columns: &[Column<'_, T>]) -> Vec<Vec<String>> {
+    let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    let row = |item| columns.iter().map(|(_, cell)| cell(item)).collect();
+    std::iter::once(titles).chain(items.iter().map(row)).collect()
+}
+
 /// Widest cell to which the other cells of its column are padded.
 const WIDEST: usize = 200;
 

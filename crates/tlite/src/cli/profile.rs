@@ -5,12 +5,12 @@ mod page;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
-use super::output::{fitted_table, note, print_report};
+use super::output::{fitted_table, note, print_report, titled};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::inspect::{self, model_file};
-use crate::roofline::measured::{Measured, Profile, trace};
+use crate::roofline::measured::{KernelTime, Measured, Profile, trace};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -296,20 +296,16 @@ fn text(report: &Report<'_>, args: &Args) -> String {
     for run in &report.runs {
         out.push_str(&format!("\n{}: {}\n", run.name, quantity(run.seconds(), "s")));
         if args.kernels {
-            let mut rows = vec![
-                ["kernel", "dispatches", "time", "share"]
-                    .map(str::to_owned)
-                    .to_vec(),
-            ];
-            rows.extend(run.kernels.iter().map(|k| {
-                let share = format!("{:.1} %", 100.0 * k.seconds / run.seconds().max(1e-9));
-                vec![
-                    k.kernel.clone(),
-                    k.dispatches.to_string(),
-                    quantity(k.seconds, "s"),
-                    share,
-                ]
-            }));
+            let share = |k: &KernelTime| 100.0 * k.seconds / run.seconds().max(1e-9);
+            let rows = titled(
+                &run.kernels,
+                &[
+                    ("kernel", &|k| k.kernel.clone()),
+                    ("dispatches", &|k| k.dispatches.to_string()),
+                    ("time", &|k| quantity(k.seconds, "s")),
+                    ("share", &|k| format!("{:.1} %", share(k))),
+                ],
+            );
             out.push_str(&fitted_table(&rows, 1, 0));
             continue;
         }

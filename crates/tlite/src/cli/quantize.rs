@@ -6,7 +6,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report, is_same};
-use super::output::{advance, byte_bar, note, print_report, table};
+use super::output::{advance, byte_bar, note, print_report, table, titled};
 use super::run::PictureArgs;
 use clap::ValueEnum;
 pub(super) use int8::Int8Report;
@@ -394,34 +394,20 @@ pub(super) fn weight_table(weights: &[Quantized], left: &[Left], level: Verbosit
 }
 
 fn error_table(weights: &[&Quantized]) -> String {
-    let head = [
-        "weight",
-        "shape",
-        "bits",
-        "group",
-        "max error",
-        "rel. error",
-        "vs. INT4",
-        "before",
-        "after",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for w in weights {
-        rows.push(vec![
-            w.name.clone(),
-            shape_text(&w.shape),
-            w.bits.count().to_string(),
-            w.group.to_string(),
-            format!("{:.4}", w.max_error),
-            format!("{:.3} %", w.relative_error * 100.0),
-            match w.mae_int4 {
-                Some(int4) if int4 > 0.0 => format!("{:.2}x", w.mae / int4),
-                _ => "-".to_owned(),
-            },
-            size_text(w.bytes_before),
-            size_text(w.bytes_after),
-        ]);
-    }
+    let rows = titled(
+        weights,
+        &[
+            ("weight", &|w| w.name.clone()),
+            ("shape", &|w| shape_text(&w.shape)),
+            ("bits", &|w| w.bits.count().to_string()),
+            ("group", &|w| w.group.to_string()),
+            ("max error", &|w| format!("{:.4}", w.max_error)),
+            ("rel. error", &|w| format!("{:.3} %", w.relative_error * 100.0)),
+            ("vs. INT4", &|w| page::versus_int4(w)),
+            ("before", &|w| size_text(w.bytes_before)),
+            ("after", &|w| size_text(w.bytes_after)),
+        ],
+    );
     table(&rows, 1)
 }
 

@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::load::model_folder;
 use super::options::{ExecOptions, ModelArg, Verbosity, from_one};
-use super::output::{bar, fitted_table, note, put, put_json, spinner, text_output};
+use super::output::{bar, fitted_table, note, put, put_json, spinner, text_output, titled};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::Write;
@@ -102,27 +102,24 @@ impl Report {
 }
 
 fn text(rows: &[TuningRow]) -> String {
-    let head = ["kernel", "shape", "default", "best", "tried", "gain"]
-        .map(str::to_owned)
-        .to_vec();
-    let line = |r: &TuningRow| {
-        #[expect(clippy::cast_precision_loss, reason = "times of runs")]
-        let gain = r.default_ns as f64 / r.best_ns.max(1) as f64;
-        let best = match (r.best_ns < r.default_ns, r.within_noise) {
-            (true, _) => r.best.as_str(),
-            (false, true) => "- (gains within noise)",
-            (false, false) => "-",
-        };
-        vec![
-            r.kernel.clone(),
-            r.shape.clone(),
-            r.default.clone(),
-            best.to_owned(),
-            format!("{}/{}", r.tried, r.sets),
-            format!("{gain:.2}x"),
-        ]
+    #[expect(clippy::cast_precision_loss, reason = "times of runs")]
+    let gain = |r: &TuningRow| r.default_ns as f64 / r.best_ns.max(1) as f64;
+    let best = |r: &TuningRow| match (r.best_ns < r.default_ns, r.within_noise) {
+        (true, _) => r.best.clone(),
+        (false, true) => "- (gains within noise)".to_owned(),
+        (false, false) => "-".to_owned(),
     };
-    let rows: Vec<_> = std::iter::once(head).chain(rows.iter().map(line)).collect();
+    let rows = titled(
+        rows,
+        &[
+            ("kernel", &|r| r.kernel.clone()),
+            ("shape", &|r| r.shape.clone()),
+            ("default", &|r| r.default.clone()),
+            ("best", &best),
+            ("tried", &|r| format!("{}/{}", r.tried, r.sets)),
+            ("gain", &|r| format!("{:.2}x", gain(r))),
+        ],
+    );
     fitted_table(&rows, 4, 0)
 }
 

@@ -1,6 +1,7 @@
 //! `tlite bench --parallel`.
 
 use super::measure::median;
+use crate::cli::output::titled;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -68,28 +69,18 @@ impl ParallelLine {
 
 /// Titles and cells of the table.
 pub(super) fn rows(lines: &[ParallelLine]) -> Vec<Vec<String>> {
-    let titles = [
-        "sequences",
-        "prefill",
-        "decode",
-        "pp tokens/s",
-        "tg tokens/s",
-        "tokens/s",
-        "step ms",
-    ];
-    let mut rows = vec![titles.map(str::to_owned).to_vec()];
-    rows.extend(lines.iter().map(|l| {
-        let counts = [l.sequences, l.prefill, l.decode].map(|n| n.to_string());
-        let speeds = [
-            l.prefill_tokens_per_s,
-            l.decode_tokens_per_s,
-            l.tokens_per_s,
-            l.step_ms,
-        ];
-        let speeds = speeds.map(|s| format!("{s:.2}"));
-        counts.into_iter().chain(speeds).collect()
-    }));
-    rows
+    titled(
+        lines,
+        &[
+            ("sequences", &|l| l.sequences.to_string()),
+            ("prefill", &|l| l.prefill.to_string()),
+            ("decode", &|l| l.decode.to_string()),
+            ("pp tokens/s", &|l| format!("{:.2}", l.prefill_tokens_per_s)),
+            ("tg tokens/s", &|l| format!("{:.2}", l.decode_tokens_per_s)),
+            ("tokens/s", &|l| format!("{:.2}", l.tokens_per_s)),
+            ("step ms", &|l| format!("{:.2}", l.step_ms)),
+        ],
+    )
 }
 
 /// Where the threads of a run wait for one another.

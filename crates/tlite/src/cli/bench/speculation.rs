@@ -1,6 +1,7 @@
 //! `tlite bench --draft`.
 
 use super::measure::median;
+use crate::cli::output::titled;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
@@ -86,33 +87,21 @@ pub(in crate::cli) struct DraftLine {
 
 /// Titles and cells of the table.
 pub(super) fn rows(lines: &[DraftLine]) -> Vec<Vec<String>> {
-    let titles = [
-        "prompts",
-        "tokens",
-        "plain tokens/s",
-        "draft tokens/s",
-        "ratio",
-        "worst",
-        "drafted",
-        "accepted",
-        "different",
-    ];
-    let mut rows = vec![titles.map(str::to_owned).to_vec()];
-    rows.extend(lines.iter().map(|l| {
-        let share = 100.0 * l.accepted as f64 / l.drafted.max(1) as f64;
-        vec![
-            l.prompts.clone(),
-            l.tokens.to_string(),
-            format!("{:.2}", l.plain_tokens_per_s),
-            format!("{:.2}", l.draft_tokens_per_s),
-            format!("{:.2}", l.ratio),
-            format!("{:.2}", l.worst_ratio),
-            l.drafted.to_string(),
-            format!("{share:.1} %"),
-            l.different.to_string(),
-        ]
-    }));
-    rows
+    let accepted = |l: &DraftLine| 100.0 * l.accepted as f64 / l.drafted.max(1) as f64;
+    titled(
+        lines,
+        &[
+            ("prompts", &|l| l.prompts.clone()),
+            ("tokens", &|l| l.tokens.to_string()),
+            ("plain tokens/s", &|l| format!("{:.2}", l.plain_tokens_per_s)),
+            ("draft tokens/s", &|l| format!("{:.2}", l.draft_tokens_per_s)),
+            ("ratio", &|l| format!("{:.2}", l.ratio)),
+            ("worst", &|l| format!("{:.2}", l.worst_ratio)),
+            ("drafted", &|l| l.drafted.to_string()),
+            ("accepted", &|l| format!("{:.1} %", accepted(l))),
+            ("different", &|l| l.different.to_string()),
+        ],
+    )
 }
 
 /// An answer, and its counts and times.

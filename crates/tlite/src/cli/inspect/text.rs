@@ -1,6 +1,6 @@
 //! The report of `tlite inspect` for people.
 
-use crate::cli::output::{table, terminal_columns};
+use crate::cli::output::{table, terminal_columns, titled};
 use crate::inspect::{
     BoundFrom, FileReport, GgufReport, How, Operator, PlanReport, Report, StepReport, ValueReport,
     operator_counts, parameters_text,
@@ -384,6 +384,13 @@ fn symbols(report: &Report) -> String {
     out
 }
 
+fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Shape => "shape",
+        Class::Tensor => "tensor",
+    }
+}
+
 fn operators(report: &Report) -> String {
     let mut counts: BTreeMap<(&str, Class), (usize, usize)> = BTreeMap::new();
     for o in &report.operators {
@@ -393,23 +400,15 @@ fn operators(report: &Report) -> String {
     }
     let mut rows: Vec<_> = counts.into_iter().collect();
     rows.sort_by_key(|((name, class), (all, _))| (*class == Class::Shape, std::cmp::Reverse(*all), *name));
-    let mut lines = vec![
-        ["operator", "class", "count", "in the plan"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    lines.extend(rows.iter().map(|((name, class), (all, kept))| {
-        let class = match class {
-            Class::Shape => "shape",
-            Class::Tensor => "tensor",
-        };
-        vec![
-            (*name).to_owned(),
-            class.to_owned(),
-            all.to_string(),
-            kept.to_string(),
-        ]
-    }));
+    let lines = titled(
+        &rows,
+        &[
+            ("operator", &|((name, _), _)| (*name).to_owned()),
+            ("class", &|((_, class), _)| class_name(*class).to_owned()),
+            ("count", &|(_, (all, _))| all.to_string()),
+            ("in the plan", &|(_, (_, kept))| kept.to_string()),
+        ],
+    );
     format!(
         "\noperators (shape computations at run time: {} of {})\n{}",
         report.shape_ops_at_runtime,
@@ -419,24 +418,19 @@ fn operators(report: &Report) -> String {
 }
 
 fn passes(report: &Report) -> String {
-    let mut lines = vec![
-        ["pass", "rewrites", "nodes before", "after"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    lines.extend(report.passes.iter().map(|p| {
-        vec![
-            p.pass.to_owned(),
-            p.edits.to_string(),
-            p.nodes_before.to_string(),
-            p.nodes_after.to_string(),
-        ]
-    }));
+    let lines = titled(
+        &report.passes,
+        &[
+            ("pass", &|p| p.pass.to_owned()),
+            ("rewrites", &|p| p.edits.to_string()),
+            ("nodes before", &|p| p.nodes_before.to_string()),
+            ("after", &|p| p.nodes_after.to_string()),
+        ],
+    );
     format!("\npasses\n{}", indented(&lines, 1))
 }
 
 fn memory(report: &Report) -> String {
-    let mut lines = vec![vec!["bytes".to_owned()]];
     let row = |name: &str, sign: &str, value: &dyn Fn(&PlanReport) -> u64| {
         let mut cells = vec![name.to_owned()];
         cells.extend(report.plans.iter().map(|p| match value(p) {
@@ -453,10 +447,9 @@ fn memory(report: &Report) -> String {
         row("arena", "", &|p| p.arena_bytes),
         row("largest live set", "", &|p| p.arena_lower_bound_bytes),
     ];
-    if let Some(head) = lines.first_mut() {
-        head.extend(report.plans.iter().map(|p| p.name.to_owned()));
-    }
-    lines.extend(rows);
+    let names = report.plans.iter().map(|p| p.name);
+    let head = std::iter::once("bytes").chain(names).map(str::to_owned);
+    let lines: Vec<_> = std::iter::once(head.collect()).chain(rows).collect();
     let mut out = format!("\nactivations at the bounds\n{}", indented(&lines, 1));
     for p in &report.plans {
         let _ok = writeln!(out, "  {} arena = {}", p.name, shortened(&p.arena_formula));
@@ -531,17 +524,14 @@ fn running(report: &Report) -> String {
 pub(super) fn list(report: &Report) -> String {
     let mut out = String::from("\nevery operator, as exported\n");
     for o in &report.operators {
-        let class = match o.class {
-            Class::Shape => "shape ",
-            Class::Tensor => "tensor",
-        };
+        let class = class_name(o.class);
         let shapes = |all: &mut dyn Iterator<Item = Option<&ValueReport>>| {
             let all: Vec<String> = all.map(|v| v.map_or_else(|| "-".to_owned(), fact)).collect();
             all.join(", ")
         };
         let _ok = writeln!(
             out,
-            "  {class} {} \"{}\": {} -> {}",
+            "  {class:<6} {} \"{}\": {} -> {}",
             o.op,
             o.name,
             shapes(&mut o.inputs.iter().map(Option::as_ref)),

@@ -8,7 +8,7 @@ use crate::cli::calibration::CalibrationOptions;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, from_one, from_zero};
-use crate::cli::output::{bar, count, note, print_report, table, warning};
+use crate::cli::output::{bar, count, note, print_report, table, titled, warning};
 use crate::cli::run::PictureArgs;
 use crate::inspect::model_file;
 use clap::ValueEnum;
@@ -480,28 +480,19 @@ fn scheme(options: &Options, s: &Summary) -> String {
 
 /// A line for each layer, without the ratios of results if no items were compared.
 fn layer_table(layers: &[&LayerReport], compared: bool) -> String {
-    let head = [
-        "layer",
-        "operators",
-        "weights",
-        "weights SNR",
-        "worst channel",
-        "SNR",
-        "worst channel",
-    ];
-    let columns = if compared { head.len() } else { head.len() - 2 };
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for l in layers {
-        rows.push(vec![
-            l.name.clone(),
-            l.ops.join(" "),
-            weights(l),
-            decibels(l.weights_snr),
-            channel(l.worst_weights),
-            decibels(l.snr),
-            channel(l.worst),
-        ]);
-    }
+    let mut rows = titled(
+        layers,
+        &[
+            ("layer", &|l| l.name.clone()),
+            ("operators", &|l| l.ops.join(" ")),
+            ("weights", &|l| weights(l)),
+            ("weights SNR", &|l| decibels(l.weights_snr)),
+            ("worst channel", &|l| channel(l.worst_weights)),
+            ("SNR", &|l| decibels(l.snr)),
+            ("worst channel", &|l| channel(l.worst)),
+        ],
+    );
+    let columns = if compared { 7 } else { 5 };
     rows.iter_mut().for_each(|row| row.truncate(columns));
     table(&rows, 2)
 }

@@ -404,6 +404,11 @@ fn written(w: &Quantized) -> Option<f64> {
     w.mae_int4.filter(|e| *e > 0.0).map(|e| w.mae / e)
 }
 
+/// [`written`] as a cell of a table.
+pub(super) fn versus_int4(w: &Quantized) -> String {
+    written(w).map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
+}
+
 /// How methods compare on weights of 4 bits: a strip of dots per method.
 fn methods(out: &mut String, s: &Summary) {
     // Against INT4 the other widths would take the axis for themselves.
@@ -493,7 +498,6 @@ fn all(out: &mut String, s: &Summary) {
         s.weights.len()
     );
     for w in &s.weights {
-        let ratio = written(w);
         let elements: usize = w.shape.iter().product();
         let _ = writeln!(
             out,
@@ -507,8 +511,8 @@ fn all(out: &mut String, s: &Summary) {
             bar(w.relative_error / most).replace("<td ", &format!("<td data-v=\"{:e}\" ", w.relative_error)),
             w.relative_error,
             percent(w.relative_error),
-            ratio.unwrap_or(0.0),
-            ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x")),
+            written(w).unwrap_or(0.0),
+            versus_int4(w),
             w.max_error,
             w.max_error,
             w.bytes_after,

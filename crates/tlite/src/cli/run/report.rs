@@ -1,7 +1,7 @@
 //! What a run gave, for people and as JSON.
 
 use super::labels::Labels;
-use crate::cli::output::{shortened, table};
+use crate::cli::output::{shortened, table, titled};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -456,17 +456,16 @@ fn profile(report: &Report) -> String {
         return String::new();
     }
     let mut out = "\n".to_owned();
-    let head = ["  kernel", "steps", "ms", "share", "slowest ms"].map(str::to_owned);
-    let mut rows = vec![head.to_vec()];
-    rows.extend(report.profile.iter().map(|s| {
-        vec![
-            format!("  {}", s.kernel),
-            s.steps.to_string(),
-            format!("{:.3}", s.ms),
-            format!("{:.1} %", 100.0 * s.share),
-            format!("{:.3}", s.slowest_ms),
-        ]
-    }));
+    let rows = titled(
+        &report.profile,
+        &[
+            ("  kernel", &|s| format!("  {}", s.kernel)),
+            ("steps", &|s| s.steps.to_string()),
+            ("ms", &|s| format!("{:.3}", s.ms)),
+            ("share", &|s| format!("{:.1} %", 100.0 * s.share)),
+            ("slowest ms", &|s| format!("{:.3}", s.slowest_ms)),
+        ],
+    );
     let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
     let table = table(&rows, 1);
     let width = table.lines().map(|l| l.chars().count()).max().unwrap_or(0);
