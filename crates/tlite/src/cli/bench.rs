@@ -6,9 +6,10 @@ mod speculation;
 
 use super::draft::DraftOptions;
 use super::interrupt::Interrupt;
-use super::load::{LoadedModel, load_model, print_notes, waiting};
+use super::load::{load_model, print_notes, waiting};
+use super::measuring::{ended, ended_before, int8_text, interruptible, stepper};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
-use super::output::{bar, note, put, put_json, table, text_output};
+use super::output::{Column, note, print_report, table, titled};
 use super::random::RandomOptions;
 use crate::inspect::model_name;
 use measure::{Line, Test, bench, compare};
@@ -23,7 +24,7 @@ use transformer_lite::unstable::graph::op::paged_attention::PAGE;
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
-use transformer_lite::unstable::llm::{Cancel, Codec, ModelFolder, Speculation, Steps};
+use transformer_lite::unstable::llm::{Codec, ModelFolder, Speculation, Steps};
 use transformer_lite::unstable::probe::store;
 
 const PREFILL: [usize; 2] = [128, 512];
@@ -210,84 +211,91 @@ fn tests(args: &Args, context: usize) -> Result<(Vec<Test>, Vec<String>)> {
     ))
 }
 
-fn text(name: &str, place: &PlaceName, used: &Used, lines: &[Line]) -> String {
+/// Titles and cells of the table of tests.
+fn rows(lines: &[Line]) -> Vec<Vec<String>> {
+    let number = |n: Option<f64>| n.map(|n| format!("{n:.2}")).unwrap_or_default();
     let compared = lines.iter().any(|l| l.most_tokens_per_s.is_some());
-    let mut titles = vec!["test", "tokens/s", "min", "max"];
-    if compared {
-        titles.extend(["limit", "share"]);
-    }
-    let mut rows = vec![titles.into_iter().map(str::to_owned).collect::<Vec<_>>()];
-    rows.extend(lines.iter().map(|l| {
-        let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
-        let most = l.most_tokens_per_s.map(|s| format!("{s:.2}"));
-        let share = l.share_of_most.map(|s| format!("{:.1} %", 100.0 * s));
-        let most = [most, share].map(Option::unwrap_or_default);
-        let most = most.into_iter().filter(|_| compared);
-        std::iter::once(l.test.clone())
-            .chain(speeds)
-            .chain(most)
-            .collect::<Vec<_>>()
-    }));
-    if lines.iter().any(|l| l.host_us_per_token.is_some()) {
-        let cell = |l: &Line| {
-            l.host_us_per_token
-                .map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"))
-        };
-        let column = std::iter::once("host µs/token".to_owned()).chain(lines.iter().map(cell));
-        rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
-    }
-    if lines.iter().any(|l| l.recorded.is_some()) {
-        let cell = |l: &Line| format!("{:.0} %", 100.0 * l.recorded.unwrap_or(0.0));
-        let column = std::iter::once("recorded".to_owned()).chain(lines.iter().map(cell));
-        rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
-    }
-    let PlaceName { backend, device, .. } = place;
-    let int8 = if used.act == "int8" {
-        ", int8 activations"
-    } else {
-        ""
-    };
-    format!("{name} on {device} ({backend}{int8})\n{}", table(&rows, 1))
+    let timed = lines.iter().any(|l| l.host_us_per_token.is_some());
+    let recorded = lines.iter().any(|l| l.recorded.is_some());
+    let columns: [(bool, Column<'_, Line>); 8] = [
+        (true, ("test", &|l| l.test.clone())),
+        (true, ("tokens/s", &|l| format!("{:.2}", l.median()))),
+        (true, ("min", &|l| format!("{:.2}", l.min))),
+        (true, ("max", &|l| format!("{:.2}", l.max))),
+        (compared, ("limit", &|l| number(l.most_tokens_per_s))),
+        (
+            compared,
+            ("share", &|l| {
+                l.share_of_most
+                    .map(|s| format!("{:.1} %", 100.0 * s))
+                    .unwrap_or_default()
+            }),
+        ),
+        (
+            timed,
+            ("host µs/token", &|l| {
+                l.host_us_per_token
+                    .map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"))
+            }),
+        ),
+        (
+            recorded,
+            ("recorded", &|l| {
+                format!("{:.0} %", 100.0 * l.recorded.unwrap_or(0.0))
+            }),
+        ),
+    ];
+    let shown = columns
+        .into_iter()
+        .filter(|(shown, _)| *shown)
+        .map(|(_, column)| column);
+    titled(lines, &shown.collect::<Vec<_>>())
 }
 
-/// Measures `runs` runs with a progress bar; true if Ctrl-C ended them early. `measure` stops when
-/// its first argument is set, and calls its second before each run.
-fn with_progress<T>(
-    runs: usize,
-    interrupt: &Interrupt,
-    measure: impl FnOnce(&Cancel, &mut dyn FnMut(&str)) -> Result<T>,
-) -> Result<(T, bool)> {
-    let progress = bar(runs);
-    let generating = interrupt.generating();
-    let cancel = generating.flag();
-    let lines = measure(&cancel, &mut |name| {
-        progress.set_message(name.to_owned());
-        progress.inc(1);
-    });
-    progress.finish_and_clear();
-    Ok((lines?, cancel.is_cancelled()))
+/// The report on the model `name` for people, with the table `rows`, of which `left` columns are
+/// aligned to the left.
+fn text(name: &str, report: &Report<'_>, rows: &[Vec<String>], left: usize) -> String {
+    let used = report.used.as_ref().filter(|_| !report.results.is_empty());
+    let (device, backend, int8) = (report.device, report.backend, used.map_or("", int8_text));
+    let mut out = format!("{name} on {device} ({backend}{int8})\n{}", table(rows, left));
+    if let Some(ms) = report.longest_slice_ms {
+        out.push_str(&format!("longest slice {ms:.1} ms\n"));
+    }
+    out
 }
 
-/// Runs the tests and compares them with the device's limits; true if Ctrl-C ended them early.
-fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Result<(Vec<Line>, bool)> {
+/// The runs of a command that repeats each of `tests` after one to warm up.
+fn runs(args: &Args, tests: usize) -> usize {
+    tests.saturating_mul(args.repeat.get().saturating_add(1))
+}
+
+/// Runs the tests and compares them with the device's limits.
+fn run_tests(args: &Args, folder: &ModelFolder, options: &LoadOptions, interrupt: &Interrupt) -> Result<()> {
+    let mut loaded = load_model(folder, options, Purpose::Generation)?;
     let (tests, notes) = tests(args, loaded.model.context())?;
     print_notes(&notes);
     let device = &loaded.all;
-    let runs = tests.len().saturating_mul(args.repeat.get().saturating_add(1));
-    let (mut lines, interrupted) = with_progress(runs, interrupt, |cancel, step| {
-        let stats = || device.stats();
-        bench(loaded.model.as_mut(), &stats, &tests, args.repeat, cancel, step)
+    let (mut lines, interrupted) = interruptible(runs(args, tests.len()), interrupt, |cancel, bar| {
+        let (model, stats) = (loaded.model.as_mut(), || device.stats());
+        bench(model, &stats, &tests, args.repeat, cancel, &mut stepper(bar))
     })?;
-    if let Some(caps) = loaded.all.caps() {
+    if let Some(caps) = device.caps() {
         let kept = args.exec.on.cache.probes();
         match kept.and_then(|kept| store::load(&kept, caps)) {
-            Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
+            Some(probe) => compare(&mut lines, &tests, device, &probe)?,
             None => note(
                 "run `tlite devices --probe` once (with --threads or --cpu-isa: `tlite roofline` with these) to see how close these speeds are to the device's limit",
             ),
         }
     }
-    Ok((lines, interrupted))
+    let longest = device.stats().map_or(0, |s| s.longest_slice_ns);
+    let report = Report {
+        results: &lines,
+        longest_slice_ms: (longest > 0).then(|| Duration::from_nanos(longest).as_secs_f64() * 1e3),
+        interrupted,
+        ..Report::of(&loaded.place, Some(device.used()?))
+    };
+    print(args, folder, &report, &rows(&lines), 1)
 }
 
 /// Measures several sequences at the same time.
@@ -329,11 +337,9 @@ fn run_parallel(
         })?;
     print_notes(&notes);
     let steps = Steps::start(model)?;
-    let runs = args
-        .parallel
-        .len()
-        .saturating_mul(args.repeat.get().saturating_add(1));
-    let (lines, interrupted) = with_progress(runs, interrupt, |cancel, step| {
+    let runs = runs(args, args.parallel.len());
+    let (lines, interrupted) = interruptible(runs, interrupt, |cancel, bar| {
+        let step = &mut stepper(bar);
         parallel::bench(&steps, &args.parallel, lengths, args.repeat, cancel, step)
     })?;
     let report = Report {
@@ -371,8 +377,8 @@ fn run_drafts(
     })?;
     let draft = draft.ok_or_else(|| Error::internal(Stage::Run, "a bench of drafts has none"))?;
     let mut drafts = Speculation::adaptive(draft, options.drafts);
-    let (lines, interrupted) = with_progress(count, interrupt, |cancel, step| {
-        let lengths = (tokens, args.repeat);
+    let (lines, interrupted) = interruptible(count, interrupt, |cancel, bar| {
+        let (lengths, step) = ((tokens, args.repeat), &mut stepper(bar));
         let model = loaded.model.as_mut();
         speculation::bench(model, &mut drafts, &sets, lengths, &codec, cancel, step)
     })?;
@@ -384,8 +390,7 @@ fn run_drafts(
     print(args, folder, &report, &speculation::rows(&lines), 1)
 }
 
-/// Prints a report, as an object or as the table `rows` with its titles, if it has lines. `left`
-/// columns are aligned to the left.
+/// Prints a report as an object, or as the table `rows` with its titles; see [`text`].
 fn print(
     args: &Args,
     folder: &ModelFolder,
@@ -394,33 +399,11 @@ fn print(
     left: usize,
 ) -> Result<()> {
     if rows.len() <= 1 && report.interrupted {
-        return nothing_measured();
+        return ended_before("a run was measured");
     }
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, report)?;
-    } else if rows.len() > 1 {
-        let (name, rows) = (model_name(folder.dir())?, table(rows, left));
-        put(
-            &mut out,
-            &format!("{name} on {} ({})\n{rows}", report.device, report.backend),
-        )?;
-    }
+    let name = model_name(folder.dir())?;
+    print_report(args.json, report, || text(&name, report, rows, left))?;
     ended(report.interrupted)
-}
-
-/// The end of a bench that Ctrl-C ended before there were results.
-fn nothing_measured() -> Result<()> {
-    note("interrupted before a run was measured");
-    Err(Error::Interrupted)
-}
-
-/// The end of a bench that Ctrl-C may have ended early.
-fn ended(interrupted: bool) -> Result<()> {
-    match interrupted {
-        true => Err(Error::Interrupted),
-        false => Ok(()),
-    }
 }
 
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
@@ -435,37 +418,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if !args.parallel.is_empty() {
         return run_parallel(args, &folder, options, interrupt);
     }
-    if args.drafts.most() > 0 {
-        if args.model.is_random() {
-            let what = "has no tokenizer, which the prompts for drafts need; name a model instead";
-            return Err(Error::usage("--random", what));
-        }
-        return run_drafts(args, &folder, options, interrupt);
+    if args.drafts.most() == 0 {
+        return run_tests(args, &folder, &options, interrupt);
     }
-    let mut loaded = load_model(&folder, &options, Purpose::Generation)?;
-    let (lines, interrupted) = measured(args, &mut loaded, interrupt)?;
-    if lines.is_empty() && interrupted {
-        return nothing_measured();
+    if args.model.is_random() {
+        let what = "has no tokenizer, which the prompts for drafts need; name a model instead";
+        return Err(Error::usage("--random", what));
     }
-    let longest = loaded.all.stats().map_or(0, |s| s.longest_slice_ns);
-    let longest_slice_ms = (longest > 0).then(|| Duration::from_nanos(longest).as_secs_f64() * 1e3);
-    let (used, place) = (loaded.all.used()?, &loaded.place);
-    let mut out = text_output();
-    if args.json {
-        let report = Report {
-            results: &lines,
-            longest_slice_ms,
-            interrupted,
-            ..Report::of(place, Some(used))
-        };
-        put_json(&mut out, &report)?;
-    } else {
-        put(&mut out, &text(&model_name(source.path())?, place, &used, &lines))?;
-        if let Some(ms) = longest_slice_ms {
-            put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
-        }
-    }
-    ended(interrupted)
+    run_drafts(args, &folder, options, interrupt)
 }
 
 #[cfg(test)]
@@ -512,7 +472,11 @@ mod tests {
             kv: None,
             recording: None,
         };
-        let text = text("m", &place, &used, lines);
+        let report = Report {
+            results: lines,
+            ..Report::of(&place, Some(used))
+        };
+        let text = text("m", &report, &rows(lines), 1);
         let mut all = text.lines();
         let head = all.next().unwrap().to_owned();
         let cells = |l: &str| {

@@ -5,7 +5,9 @@ mod text;
 use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
-use super::options::{ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, from_one, padding};
+use super::options::{
+    ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, first_given, from_one, padding,
+};
 use super::output::{note, print_report};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
@@ -94,8 +96,8 @@ impl Args {
             // Other models may have caches too.
             ("--context", self.context.is_some() && report.states.is_empty()),
         ];
-        match unused.into_iter().find(|(_, given)| *given) {
-            Some((option, _)) => {
+        match first_given(&unused) {
+            Some(option) => {
                 let what = format!(
                     "{} is not a text-generation model with a KV cache",
                     report.model.path.display()

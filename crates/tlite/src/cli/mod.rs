@@ -17,6 +17,7 @@ mod inspect;
 pub mod interrupt;
 mod list;
 pub mod load;
+mod measuring;
 mod model;
 mod options;
 mod other;

@@ -60,6 +60,12 @@ impl ModelArg {
     }
 }
 
+/// The first option that is given.
+pub fn first_given(options: &[(&'static str, bool)]) -> Option<&'static str> {
+    let first = options.iter().find(|(_, given)| *given);
+    first.map(|(option, _)| *option)
+}
+
 /// How much a command prints beside its result.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Verbosity {

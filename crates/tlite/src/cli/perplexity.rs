@@ -2,10 +2,11 @@
 
 use super::interrupt::Interrupt;
 use super::load::{load_model, model_folder};
+use super::measuring::{ended, ended_before, int8_text, interruptible};
 use super::options::{
     DeviceOptions, EXECUTION, ExecOptions, ModelArg, Precision, Verbosity, from_one, read_text,
 };
-use super::output::{bar, figures, note, put, put_json, text_output};
+use super::output::{figures, print_report};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -114,45 +115,36 @@ impl Compared {
     }
 }
 
-/// Results and what was asked for.
-struct Measured<'a> {
-    report: &'a Report,
-    window: usize,
-    text_tokens: usize,
-    time: Duration,
-}
-
-impl Measured<'_> {
-    fn object<'a>(&self, on: &'a PlaceName) -> Object<'a> {
-        let r = self.report;
-        Object {
+impl<'a> Object<'a> {
+    /// Of a text of `text_tokens` tokens in windows, scored in this time.
+    fn new(r: &Report, on: &'a PlaceName, (window, text_tokens): (usize, usize), time: Duration) -> Self {
+        Self {
             backend: on.backend,
             device: &on.device,
             driver: &on.driver,
-            window: self.window,
+            window,
             windows: r.windows,
-            text_tokens: self.text_tokens,
+            text_tokens,
             tokens: r.model.tokens(),
             perplexity: r.model.value(),
             standard_error: r.model.standard_error(),
             comparison: r.comparison.as_ref().map(Compared::new),
             interrupted: r.cancelled,
-            tokens_per_s: rate(r.model.tokens(), self.time),
+            tokens_per_s: rate(r.model.tokens(), time),
         }
     }
 
     fn lines(&self) -> String {
-        let r = self.report;
         let mut out = format!(
             "{} of {} tokens scored, windows of {}{}\nperplexity            {:.4} ± {:.4}\n",
-            r.model.tokens(),
+            self.tokens,
             self.text_tokens,
             self.window,
-            if r.cancelled { ", interrupted" } else { "" },
-            r.model.value(),
-            r.model.standard_error()
+            if self.interrupted { ", interrupted" } else { "" },
+            self.perplexity,
+            self.standard_error
         );
-        if let Some(c) = r.comparison.as_ref().map(Compared::new) {
+        if let Some(c) = &self.comparison {
             out.push_str(&format!(
                 "reference perplexity  {:.4}\nKL divergence         mean {:.6}, 99th percentile {:.6} nats\n\
                  same top token        {:.3} %\n",
@@ -230,54 +222,32 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut model = loaded(&folder)?;
     let mut reference = other.as_ref().map(loaded).transpose()?;
 
-    let generating = interrupt.generating();
-    let options = Options {
-        window,
-        limit: args.tokens.map(NonZeroUsize::get),
-        cancel: generating.flag(),
-    };
-    let progress = bar(0);
     let start = Instant::now();
     let other = reference
         .as_mut()
         .map(|r| r.model.as_mut() as &mut dyn LanguageModel);
-    let report = evaluate(model.model.as_mut(), other, &tokens, &options, &mut |p| {
-        progress.set_length(p.total as u64);
-        progress.set_position(p.done as u64);
-        progress.set_message(format!("perplexity {:.3}", p.perplexity));
-    });
-    progress.finish_and_clear();
-    let report = report?;
-    drop(generating);
+    let (report, _) = interruptible(0, interrupt, |cancel, bar| {
+        let options = Options {
+            window,
+            limit: args.tokens.map(NonZeroUsize::get),
+            cancel: cancel.clone(),
+        };
+        evaluate(model.model.as_mut(), other, &tokens, &options, &mut |p| {
+            bar.set_length(p.total as u64);
+            bar.set_position(p.done as u64);
+            bar.set_message(format!("perplexity {:.3}", p.perplexity));
+        })
+    })?;
     if report.model.tokens() == 0 {
-        note("interrupted before a token was scored");
-        return Err(Error::Interrupted);
+        return ended_before("a token was scored");
     }
-    let end = match report.cancelled {
-        true => Err(Error::Interrupted),
-        false => Ok(()),
-    };
-    let measured = Measured {
-        report: &report,
-        window,
-        text_tokens: tokens.tokens.len(),
-        time: start.elapsed(),
-    };
-    let mut out = text_output();
-    if args.json {
-        put_json(&mut out, &measured.object(&model.place))?;
-        return end;
-    }
-    put(&mut out, &measured.lines())?;
-    let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
-    let int8 = match model.all.used()?.act {
-        "int8" => ", int8 activations",
-        _ => "",
-    };
-    let (backend, device) = (model.place.backend, &model.place.device);
-    let line = format!("[{speed:.0} tokens/s on {device} ({backend}){int8}]");
-    figures(&line);
-    end
+    let (length, time) = (tokens.tokens.len(), start.elapsed());
+    let object = Object::new(&report, &model.place, (window, length), time);
+    print_report(args.json, &object, || object.lines())?;
+    let (backend, device) = (object.backend, object.device);
+    let (speed, int8) = (object.tokens_per_s.unwrap_or(0.0), int8_text(&model.all.used()?));
+    figures(&format!("[{speed:.0} tokens/s on {device} ({backend}){int8}]"));
+    ended(report.cancelled)
 }
 
 #[cfg(test)]
@@ -346,23 +316,18 @@ mod tests {
             cancel: Cancel::default(),
         };
         let report = evaluate(&mut model, Some(&mut reference), &text, &options, &mut |_| ()).unwrap();
-        let measured = Measured {
-            report: &report,
-            window: 8,
-            text_tokens: 4,
-            time: Duration::from_secs(2),
-        };
-        let lines = measured.lines();
-        assert_eq!(lines.lines().count(), 5, "{lines}");
-        for value in ["3 of 4", " 8\n", " 5.5", "0.000000", "100.000 %"] {
-            assert!(lines.contains(value), "{value} in {lines}");
-        }
         let on = PlaceName {
             backend: "host",
             device: "d".to_owned(),
             driver: "v".to_owned(),
         };
-        let json = serde_json::to_value(measured.object(&on)).unwrap();
+        let object = |report: &Report| Object::new(report, &on, (8, 4), Duration::from_secs(2));
+        let lines = object(&report).lines();
+        assert_eq!(lines.lines().count(), 5, "{lines}");
+        for value in ["3 of 4", " 8\n", " 5.5", "0.000000", "100.000 %"] {
+            assert!(lines.contains(value), "{value} in {lines}");
+        }
+        let json = serde_json::to_value(object(&report)).unwrap();
         assert_eq!(
             (json["tokens"].as_u64(), json["tokens_per_s"].as_f64()),
             (Some(3), Some(1.5))
@@ -376,11 +341,7 @@ mod tests {
             comparison: None,
             ..report.clone()
         };
-        let measured = Measured {
-            report: &alone,
-            ..measured
-        };
-        let json = serde_json::to_value(measured.object(&on)).unwrap();
-        assert!(json.get("kl_mean").is_none() && measured.lines().lines().count() == 2);
+        let json = serde_json::to_value(object(&alone)).unwrap();
+        assert!(json.get("kl_mean").is_none() && object(&alone).lines().lines().count() == 2);
     }
 }

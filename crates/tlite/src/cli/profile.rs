@@ -4,6 +4,7 @@ mod page;
 
 use super::interrupt::Interrupt;
 use super::load;
+use super::measuring::{check_no_bind, check_no_decoder};
 use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
 use super::output::{fitted_table, note, print_report, titled};
 use super::random::{RandomOptions, Source};
@@ -147,12 +148,7 @@ fn costs(loaded: &Loaded, tokens: usize, past: usize) -> Result<Vec<NodeCost>> {
 }
 
 fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> {
-    if !args.bind.is_empty() {
-        return Err(Error::usage(
-            "--bind",
-            "does not apply to language models; use --prefill and --past",
-        ));
-    }
+    check_no_bind(&args.bind, "--prefill and --past")?;
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
     let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
     let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
@@ -214,15 +210,12 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
 }
 
 fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
-    let decoders = [
+    let options = [
         ("--prefill", args.prefill.is_some()),
         ("--past", args.past.is_some()),
         ("--context", args.exec.context.is_some()),
     ];
-    if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("applies to language models only; {} is not one", model.display());
-        return Err(Error::usage(option, what));
-    }
+    check_no_decoder(model, &options)?;
     let float = args.exec.on.storage_type(args.exec.precision.float)?;
     let options = RunnerOptions {
         float: float.unwrap_or(DType::F32),
@@ -318,11 +311,7 @@ fn text(report: &Report<'_>, args: &Args) -> String {
             .kinds
             .iter()
             .map(|k| ([k.op.clone(), k.nodes.to_string()], cells(&k.measured)));
-        out.push_str(&if args.nodes {
-            work_table(args.nodes, &COLUMNS, by_node, all)
-        } else {
-            work_table(args.nodes, &COLUMNS, by_operator, all)
-        });
+        out.push_str(&work_table(args.nodes, &COLUMNS, by_node, by_operator, all));
     }
     out
 }

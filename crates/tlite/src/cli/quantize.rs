@@ -5,7 +5,7 @@ mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
-use super::options::{Verbosity, check_report, is_same};
+use super::options::{Verbosity, check_report, first_given, is_same};
 use super::output::{advance, byte_bar, note, print_report, table, titled};
 use super::run::PictureArgs;
 use clap::ValueEnum;
@@ -191,11 +191,7 @@ impl Args {
             ("--head-bits", self.head_bits.is_some()),
         ];
         let unused = match int8 {
-            true => weights
-                .into_iter()
-                .find(|(_, given)| *given)
-                .map(|(option, _)| option)
-                .or(self.calibration.of_weights()),
+            true => first_given(&weights).or(self.calibration.of_weights()),
             false => self.int8.given().or(self.pictures.given()),
         };
         match unused {

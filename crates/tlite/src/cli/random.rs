@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::load::model_path;
-use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, from_one, from_zero};
+use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, first_given, from_one, from_zero};
 use super::quantize::group_size;
 use clap::builder::PossibleValuesParser;
 use std::num::NonZeroUsize;
@@ -84,8 +84,8 @@ impl RandomOptions {
             ("--layers", self.layers.is_some()),
             ("--seed", self.seed.is_some()),
         ];
-        match given.into_iter().find(|(_, given)| *given) {
-            Some((option, _)) => Err(Error::usage(option, "has no effect without --random")),
+        match first_given(&given) {
+            Some(option) => Err(Error::usage(option, "has no effect without --random")),
             None => Ok(()),
         }
     }

@@ -1,6 +1,7 @@
 //! `tlite roofline`.
 
 use super::interrupt::Interrupt;
+use super::measuring::{check_no_bind, check_no_decoder};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{fitted_table, note, print_report};
 use super::random::RandomOptions;
@@ -112,12 +113,7 @@ fn usual(asked: &[usize], context: usize) -> Vec<usize> {
 }
 
 fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
-    if !args.bind.is_empty() {
-        return Err(Error::usage(
-            "--bind",
-            "does not apply to language models; use --prefill and --depth",
-        ));
-    }
+    check_no_bind(&args.bind, "--prefill and --depth")?;
     let folder = ModelFolder::holding("MODEL", model, &[])?;
     let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
     let context = planned.context();
@@ -140,7 +136,7 @@ fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<
 
 fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     let usual = ExecOptions::default();
-    let decoders = [
+    let options = [
         ("--prefill", !args.prefill.is_empty()),
         ("--depth", !args.depth.is_empty()),
         ("--context", args.exec.context.is_some()),
@@ -148,10 +144,7 @@ fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Wo
         ("--act", args.exec.precision.act != usual.precision.act),
         ("--padding", args.exec.padding != PADDING),
     ];
-    if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("applies to language models only; {} is not one", model.display());
-        return Err(Error::usage(option, what));
-    }
+    check_no_decoder(model, &options)?;
     let request = Request {
         caps: caps.clone(),
         bind: parse_bind(&args.bind)?,
@@ -193,21 +186,25 @@ pub(super) fn flops_text(flops: u64) -> String {
     }
 }
 
-/// A table of work by node or by operator: lines, each with two names, then the total.
+/// A line of a table of work: its two names, then its cells.
+type WorkLine = ([String; 2], Vec<String>);
+
+/// A table of work by node or by operator, then the total.
 pub(super) fn work_table(
     nodes: bool,
     columns: &[&str],
-    lines: impl Iterator<Item = ([String; 2], Vec<String>)>,
+    by_node: impl Iterator<Item = WorkLine>,
+    by_operator: impl Iterator<Item = WorkLine>,
     all: (usize, Vec<String>),
 ) -> String {
-    let (first, left) = if nodes {
-        (["node", "operator"], 2)
-    } else {
-        (["operator", "nodes"], 1)
+    let (first, left, lines): (_, _, Vec<WorkLine>) = match nodes {
+        true => (["node", "operator"], 2, by_node.collect()),
+        false => (["operator", "nodes"], 1, by_operator.collect()),
     };
     let head = first.iter().chain(columns).map(|c| (*c).to_owned()).collect();
     let all = (["all".to_owned(), all.0.to_string()], all.1);
     let rows = lines
+        .into_iter()
         .chain([all])
         .map(|(names, cells)| names.into_iter().chain(cells).collect());
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
@@ -253,11 +250,7 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
             .kinds
             .iter()
             .map(|k| ([k.op.clone(), k.nodes.to_string()], cells(&k.work, whole)));
-        out.push_str(&if nodes {
-            work_table(nodes, &COLUMNS, by_node, all)
-        } else {
-            work_table(nodes, &COLUMNS, by_operator, all)
-        });
+        out.push_str(&work_table(nodes, &COLUMNS, by_node, by_operator, all));
     }
     out
 }

@@ -7,7 +7,7 @@ use super::shape_text;
 use crate::cli::calibration::CalibrationOptions;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
-use crate::cli::options::{ADVANCED, Verbosity, from_one, from_zero};
+use crate::cli::options::{ADVANCED, Verbosity, first_given, from_one, from_zero};
 use crate::cli::output::{bar, count, note, print_report, table, titled, warning};
 use crate::cli::run::PictureArgs;
 use crate::inspect::model_file;
@@ -89,7 +89,7 @@ fn percentage(text: &str) -> Result<f64, String> {
 impl Int8Args {
     /// The first of these options that is given.
     pub fn given(&self) -> Option<&'static str> {
-        let all = [
+        first_given(&[
             ("--ranges", self.ranges.is_some()),
             ("--percentile", self.percentile.is_some()),
             ("--per-tensor", self.per_tensor),
@@ -100,10 +100,7 @@ impl Int8Args {
             ("--keep-float", !self.keep_float.is_empty()),
             ("--calibration-items", self.calibration_items.is_some()),
             ("--compare-items", self.compare_items.is_some()),
-        ];
-        all.into_iter()
-            .find(|(_, given)| *given)
-            .map(|(option, _)| option)
+        ])
     }
 
     /// The options, without [`Options::keep_float`].

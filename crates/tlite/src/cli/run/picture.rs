@@ -1,6 +1,6 @@
 //! Options of pictures, and the sizes of pictures that a model takes.
 
-use crate::cli::options::whole;
+use crate::cli::options::{first_given, whole};
 use crate::files::picture::{Fit, IMAGENET, PictureOptions};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
@@ -49,17 +49,14 @@ enum FitArg {
 impl PictureArgs {
     /// The first of these options that is given.
     pub fn given(&self) -> Option<&'static str> {
-        let all = [
+        first_given(&[
             ("--image-size", self.image_size.is_some()),
             ("--image-multiple", self.image_multiple.is_some()),
             ("--image-fit", self.image_fit.is_some()),
             ("--image-mean", self.image_mean.is_some()),
             ("--image-std", self.image_std.is_some()),
             ("--image-bgr", self.image_bgr),
-        ];
-        all.into_iter()
-            .find(|(_, given)| *given)
-            .map(|(option, _)| option)
+        ])
     }
 
     /// What they ask for.
