@@ -2,13 +2,14 @@
 
 use super::draft::DraftOptions;
 use super::fields::in_file_of;
+use super::interrupt::lock;
 use super::options::{ExecOptions, check_writable, from_zero, read_text};
 use super::output::{count, is_verbose, put};
 use super::sampling::some_text;
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, Used};
@@ -245,7 +246,7 @@ impl Reading {
     pub fn progress(&self) -> Progress {
         let bar = self.0.clone();
         Progress::of(move |done, all| {
-            let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bar = lock(&bar);
             if done < all {
                 count(
                     bar.get_or_insert_with(|| ProgressBar::new(0)),
@@ -262,7 +263,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(bar) = lock(&self.0).take() {
             bar.finish_and_clear();
         }
     }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::Cancel;
@@ -16,13 +16,45 @@ const FLUSH: Duration = Duration::from_millis(500);
 /// How many times removal of an unfinished path is tried.
 const ATTEMPTS: usize = 100;
 
+/// What `mutex` holds, also after a thread has panicked with it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something to call once.
+#[derive(Default)]
+struct Callback(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Callback {
+    /// Sets it while the guard exists.
+    fn hold(&self, callback: impl FnOnce() + Send + 'static) -> Held<'_> {
+        *lock(&self.0) = Some(Box::new(callback));
+        Held(self)
+    }
+
+    /// Calls it. False if it is not set.
+    fn call(&self) -> bool {
+        let callback = lock(&self.0).take();
+        callback.map(|callback| callback()).is_some()
+    }
+}
+
+/// Unsets a callback when it is dropped.
+pub struct Held<'a>(&'a Callback);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.0) = None;
+    }
+}
+
 #[derive(Default)]
 struct State {
     generating: AtomicBool,
     cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
-    parting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    hint: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    parting: Callback,
+    hint: Callback,
 }
 
 impl State {
@@ -30,34 +62,18 @@ impl State {
     fn handle(&self, code: u8) {
         if code != INTERRUPTED || !self.interrupt() {
             self.remove_scratch();
-            self.part();
+            self.parting.call();
             end(code);
         }
     }
 
     /// Handles Ctrl-C. False if the program must end.
     fn interrupt(&self) -> bool {
-        if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
-            return true;
-        }
-        let hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner).take();
-        hint.map(|hint| hint()).is_some()
-    }
-
-    fn part(&self) {
-        let parting = self.parting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(parting) = parting {
-            parting();
-        }
+        self.generating.load(Ordering::SeqCst) && self.cancel.cancel() || self.hint.call()
     }
 
     fn remove_scratch(&self) {
-        for path in self
-            .scratch
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain(..)
-        {
+        for path in lock(&self.scratch).drain(..) {
             // Work continues until the program ends. If it renames the path to its final name now,
             // that must win whole or not at all.
             let path = match set_aside(&path) {
@@ -168,11 +184,7 @@ impl Interrupt {
     /// While the guard exists, `path`, an unfinished file or folder, is removed if a signal ends
     /// the program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
-        self.0
-            .scratch
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(path.to_owned());
+        lock(&self.0.scratch).push(path.to_owned());
         Scratch {
             state: &self.0,
             path: path.to_owned(),
@@ -181,15 +193,13 @@ impl Interrupt {
 
     /// While the guard exists, `message` is called before a signal ends the program, for example to
     /// print partial results. Work continues meanwhile.
-    pub fn parting(&self, message: impl FnOnce() + Send + 'static) -> Parting<'_> {
-        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(message));
-        Parting(&self.0)
+    pub fn parting(&self, message: impl FnOnce() + Send + 'static) -> Held<'_> {
+        self.0.parting.hold(message)
     }
 
     /// While the guard exists, the first Ctrl-C calls `hint` and only the second ends the program.
-    pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
-        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
-        Hinting(&self.0)
+    pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Held<'_> {
+        self.0.hint.hold(hint)
     }
 
     #[cfg(test)]
@@ -218,22 +228,6 @@ impl Drop for Generating<'_> {
     }
 }
 
-pub struct Parting<'a>(&'a State);
-
-impl Drop for Parting<'_> {
-    fn drop(&mut self) {
-        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-pub struct Hinting<'a>(&'a State);
-
-impl Drop for Hinting<'_> {
-    fn drop(&mut self) {
-        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
 pub struct Scratch<'a> {
     state: &'a State,
     path: PathBuf,
@@ -241,7 +235,7 @@ pub struct Scratch<'a> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        let mut paths = self.state.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = lock(&self.state.scratch);
         if let Some(at) = paths.iter().position(|p| *p == self.path) {
             paths.swap_remove(at);
         }
@@ -308,11 +302,11 @@ mod tests {
             move || assert!(!printed.swap(true, Ordering::SeqCst))
         };
         drop(interrupt.parting(words()));
-        interrupt.0.part();
+        interrupt.0.parting.call();
         assert!(!printed.load(Ordering::SeqCst));
         let _guard = interrupt.parting(words());
-        interrupt.0.part();
-        interrupt.0.part();
+        interrupt.0.parting.call();
+        interrupt.0.parting.call();
         assert!(printed.load(Ordering::SeqCst));
     }
 }

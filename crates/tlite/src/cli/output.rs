@@ -1,11 +1,12 @@
 //! Standard output for results; standard error for progress, notes and figures.
 
+use super::interrupt::lock;
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, StdoutLock, Write};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::{is_control, shown};
@@ -115,13 +116,13 @@ fn marked(notes: &mut dyn Write, at_least: Level, mark: &str, text: &str) {
 static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 fn on_screen(bar: ProgressBar) -> ProgressBar {
-    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+    *lock(&SHOWN) = Some(bar.downgrade());
     bar
 }
 
 /// Runs `write` while the progress line is off the terminal.
 fn aside(write: impl FnOnce()) {
-    let bar = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let bar = lock(&SHOWN).clone();
     match bar.and_then(|bar| bar.upgrade()) {
         Some(bar) => bar.suspend(write),
         None => write(),

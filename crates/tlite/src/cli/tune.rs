@@ -1,14 +1,13 @@
 //! `tlite tune`.
 
-use super::interrupt::Interrupt;
+use super::interrupt::{Interrupt, lock};
 use super::load::model_folder;
 use super::options::{ExecOptions, ModelArg, Verbosity, from_one};
-use super::output::{bar, fitted_table, note, put, put_json, spinner, text_output, titled};
+use super::output::{bar, fitted_table, note, print_report, spinner, titled};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::io::Write;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::llm::engine::{Tuner, TuningRow};
@@ -68,14 +67,11 @@ pub(super) struct Report {
 }
 
 impl Report {
-    fn show(&self, json: bool, out: &mut dyn Write) -> Result<()> {
-        if json {
-            return put_json(out, self);
-        }
-        if self.shapes.is_empty() {
+    fn show(&self, json: bool) -> Result<()> {
+        if !json && self.shapes.is_empty() {
             return Ok(());
         }
-        put(out, &text(&self.shapes))
+        print_report(json, self, || text(&self.shapes))
     }
 
     /// One line on the progress: `defaults` and `others` are the times that they took, `limited` is
@@ -140,12 +136,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     // always whole.
     let (json, shown) = (args.json, known.clone());
     let parting = interrupt.parting(move || {
-        let mut report = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = lock(&shown);
         report.interrupted = true;
-        if json || !report.shapes.is_empty() {
-            // With the stream closed there is nobody to write to.
-            let _closed = report.show(json, &mut text_output());
-        }
+        // With the stream closed there is nobody to write to.
+        let _closed = report.show(json);
         note(&report.closing(false, Duration::ZERO, Duration::ZERO));
     });
     let line = spinner(format!("measuring the defaults of {}", folder.name()));
@@ -153,7 +147,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     line.finish_and_clear();
     let mut tuner = tuner?;
     let learn = |tuner: &Tuner<'_>| {
-        let mut report = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = lock(&known);
         (report.measured, report.all) = (tuner.measured(), tuner.sets());
         report.shapes = tuner.rows();
         let better = report.shapes.iter().any(|r| r.best_ns < r.default_ns);
@@ -162,8 +156,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     learn(&tuner);
     let (defaults, begun) = (start.elapsed(), Instant::now());
     let budget = Duration::from_secs(num::wide(args.seconds.get()));
-    let progress = bar(tuner.sets().min(args.sets.map_or(usize::MAX, NonZeroUsize::get)));
     let most = args.sets.map_or(usize::MAX, NonZeroUsize::get);
+    let progress = bar(tuner.sets().min(most));
     let time_left = |tuner: &Tuner<'_>| tuner.measured() == 0 || start.elapsed() < budget;
     while tuner.measured() < most && time_left(&tuner) && tuner.measure_next()? {
         learn(&tuner);
@@ -171,8 +165,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     progress.finish_and_clear();
     drop(parting);
-    let report = known.lock().unwrap_or_else(PoisonError::into_inner);
-    report.show(args.json, &mut text_output())?;
+    let report = lock(&known);
+    report.show(args.json)?;
     note(&report.closing(report.measured >= most, defaults, begun.elapsed()));
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `tlite bench --parallel`.
 
 use super::measure::median;
+use crate::cli::interrupt::lock;
 use crate::cli::output::titled;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -94,19 +95,14 @@ struct Gate {
 
 impl Gate {
     fn set(&self, begins: bool) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(begins);
+        *lock(&self.open) = Some(begins);
         self.changed.notify_all();
     }
 
     /// Waits until it is known whether the run begins.
     fn wait(&self) -> bool {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match *open {
-                Some(begins) => return begins,
-                None => open = self.changed.wait(open).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
+        let open = self.changed.wait_while(lock(&self.open), |open| open.is_none());
+        open.unwrap_or_else(PoisonError::into_inner).unwrap_or(false)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::history::{CAPACITY, HistoryFile, clean};
 use super::input::{Draft, INDENT, Input, PROMPT};
 use super::terminal::{QuietTerminal, suspend};
-use crate::cli::interrupt::{Interrupt, Parting};
+use crate::cli::interrupt::{Held, Interrupt, lock};
 use reedline::{
     Color, EditCommand, EditMode, Emacs, FileBackedHistory, Highlighter, History, HistoryItem, HistoryItemId,
     HistorySessionId, KeyCode, KeyModifiers, Prompt, PromptEditMode, PromptHistorySearch,
@@ -12,17 +12,13 @@ use reedline::{
 };
 use std::borrow::Cow;
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Host commands of the keys Ctrl-C and Ctrl-Z. They end `read_line` and keep the text.
 const INTERRUPT: &str = "interrupt";
 const SUSPEND: &str = "suspend";
 
 type Shared<T> = Arc<Mutex<T>>;
-
-fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A line editor. While it exists, keys that are pressed during an answer are not echoed; they are
 /// kept for the next entry.
@@ -34,7 +30,7 @@ pub struct Editor<'a> {
     prompt: Marks,
     colour: bool,
     terminal: QuietTerminal,
-    _parting: Parting<'a>,
+    _parting: Held<'a>,
 }
 
 impl<'a> Editor<'a> {
