@@ -9,8 +9,8 @@ use super::options::{Verbosity, check_report, first_given, is_same};
 use super::output::{advance, byte_bar, note, print_report, table, titled};
 use super::run::PictureArgs;
 use clap::ValueEnum;
+use int8::Int8Args;
 pub(super) use int8::Int8Report;
-use int8::{Int8Args, Task};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
@@ -492,18 +492,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return Err(Error::usage("--report-json", "is the same file as --report"));
     }
     if int8 {
-        let task = Task {
-            model: &args.model,
-            output: &args.output,
-            report: args.report.as_ref(),
-            report_json: args.report_json.as_ref(),
-            json: args.json,
-            verbosity: args.verbosity,
-            calibration: &args.calibration,
-            pictures: &args.pictures,
-            interrupt,
-        };
-        return int8::run(&args.int8, &task);
+        return int8::run(args, interrupt);
     }
     let mut options = args.options()?;
     args.find_group(&mut options)?;

@@ -3,20 +3,17 @@
 mod items;
 mod page;
 
-use super::shape_text;
-use crate::cli::calibration::CalibrationOptions;
+use super::{Args, shape_text};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, first_given, from_one, from_zero};
 use crate::cli::output::{bar, count, note, print_report, table, titled, warning};
-use crate::cli::run::PictureArgs;
 use crate::inspect::model_file;
 use clap::ValueEnum;
 use items::Items;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::{count_text, size_text};
@@ -161,29 +158,16 @@ fn matches(pattern: &str, name: &str) -> bool {
     name.ends_with(last)
 }
 
-/// The arguments of the command that do not depend on the format.
-pub struct Task<'a> {
-    pub model: &'a Path,
-    pub output: &'a Path,
-    pub report: Option<&'a PathBuf>,
-    pub report_json: Option<&'a PathBuf>,
-    pub json: bool,
-    pub verbosity: Verbosity,
-    pub calibration: &'a CalibrationOptions,
-    pub pictures: &'a PictureArgs,
-    pub interrupt: &'a Interrupt,
-}
-
-pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
-    let mut options = args.options()?;
-    let file = model_file(task.model)?;
-    let output = Output::create(task.output)?;
-    let _unfinished = task.interrupt.scratch(output.temporary());
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let mut options = args.int8.options()?;
+    let file = model_file(&args.model)?;
+    let output = Output::create(&args.output)?;
+    let _unfinished = interrupt.scratch(output.temporary());
     let mut graph = onnx::import(&file)?;
     derive::derive(&mut graph)?;
-    options.keep_float = named(&graph, &args.keep_float)?;
-    let at_most = args.calibration_items.map_or(128, NonZeroUsize::get);
-    let items = Items::find(&graph, task, at_most)?;
+    options.keep_float = named(&graph, &args.int8.keep_float)?;
+    let at_most = args.int8.calibration_items.map_or(128, NonZeroUsize::get);
+    let items = Items::find(&graph, args, at_most)?;
     for what in items.suggestions(&graph)? {
         note(&what);
     }
@@ -203,24 +187,24 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         };
         count(&line, done, all, what);
     };
-    let device = task.calibration.device();
+    let device = args.calibration.device();
     let open = Open {
         backend: &|| load::open(device),
         limits: &device.limits.limits,
     };
-    let made = quantize(task.model, output, &options, &set, &open, &tell);
+    let made = quantize(&args.model, output, &options, &set, &open, &tell);
     line.finish_and_clear();
     let summary = made?;
     let report = Int8Report::new(&summary, &options);
-    print_report(task.json, &report, || text(&summary, &options, task))?;
+    print_report(args.json, &report, || text(&summary, &options, args))?;
     for what in summary.outputs.iter().filter_map(poor) {
         warning(&format!("{what}; {ADVICE}"));
     }
-    if let Some(file) = task.report {
-        let page = page::page(task, &options, &summary);
+    if let Some(file) = &args.report {
+        let page = page::page(args, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
     }
-    if let Some(file) = task.report_json {
+    if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
     Ok(())
@@ -534,9 +518,9 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
 }
 
 /// The report for people: the table of layers, nodes in floats, then the totals.
-fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
+fn text(s: &Summary, options: &Options, args: &Args) -> String {
     let mut out = String::new();
-    let Verbosity { quiet, verbose } = task.verbosity;
+    let Verbosity { quiet, verbose } = args.verbosity;
     let all = s.layers.len();
     if !quiet {
         let mut shown: Vec<&LayerReport> = s.layers.iter().collect();
@@ -565,7 +549,7 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
         scheme(options, s),
         size_text(s.bytes_before),
         size_text(s.bytes_after),
-        task.output.display()
+        args.output.display()
     ));
     out
 }

@@ -1,6 +1,6 @@
 //! The calibration set of `--calibration`: pictures, `.npy` files, or lines of text.
 
-use super::Task;
+use super::super::Args;
 use crate::cli::options::read_text;
 use crate::files::{self, npy};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ enum Source {
 
 /// The items of a set, in order.
 pub struct Items<'a> {
-    task: &'a Task<'a>,
+    args: &'a Args,
     inputs: Vec<(String, Fact)>,
     /// The tensor of [`Source::Row`].
     rows: Option<HostTensor>,
@@ -51,8 +51,8 @@ fn refused(what: impl Into<String>) -> Error {
 impl<'a> Items<'a> {
     /// Finds at most `at_most` items for the model, spread evenly over the set. Usage errors: no
     /// set is given; the set is empty; the model has inputs that it cannot fill.
-    pub fn find(graph: &Graph, task: &'a Task<'a>, at_most: usize) -> Result<Self> {
-        let path = task.calibration.set().ok_or_else(|| {
+    pub fn find(graph: &Graph, args: &'a Args, at_most: usize) -> Result<Self> {
+        let path = args.calibration.set().ok_or_else(|| {
             refused("--format int8 needs calibration data: pictures or .npy files (a file or a folder), or a text file")
         })?;
         let mut inputs = Vec::new();
@@ -60,7 +60,7 @@ impl<'a> Items<'a> {
             inputs.push((graph.value(*v).name.clone(), graph.fact(*v)?.clone()));
         }
         let mut items = Self {
-            task,
+            args,
             inputs,
             rows: None,
             tokenizer: None,
@@ -93,7 +93,7 @@ impl<'a> Items<'a> {
             );
             return Err(refused(what));
         }
-        if let Some(option) = task.pictures.given().filter(|_| !items.pictures) {
+        if let Some(option) = args.pictures.given().filter(|_| !items.pictures) {
             return Err(Error::usage(
                 option,
                 "has no effect: the calibration set has no pictures (.png, .jpg)",
@@ -134,7 +134,7 @@ impl<'a> Items<'a> {
             outputs.push(shape);
         }
         let (_, input) = self.only_input()?;
-        let pictures = self.task.pictures;
+        let pictures = &self.args.pictures;
         let notes = [
             ignored,
             pictures.suggestion(input, &outputs),
@@ -233,10 +233,10 @@ impl<'a> Items<'a> {
             )));
         }
         let text = read_text(OPTION, path)?;
-        let folder = if self.task.model.is_dir() {
-            self.task.model
-        } else {
-            self.task.model.parent().unwrap_or(Path::new("."))
+        let model = &self.args.model;
+        let folder = match model.is_dir() {
+            true => model,
+            false => model.parent().unwrap_or(Path::new(".")),
         };
         if !folder.join("tokenizer.json").exists() {
             let what = format!(
@@ -265,7 +265,7 @@ impl<'a> Items<'a> {
         match source {
             Source::File(file) => {
                 let (input, fact) = self.only_input()?;
-                let tensor = files::read(file, fact, &self.task.pictures.options())?;
+                let tensor = files::read(file, fact, &self.args.pictures.options())?;
                 Ok(vec![(input.clone(), tensor)])
             }
             Source::Folder(folder) => {
@@ -273,7 +273,7 @@ impl<'a> Items<'a> {
                     let file = folder.join(format!("{input}.npy"));
                     Ok((
                         input.clone(),
-                        files::read(&file, fact, &self.task.pictures.options())?,
+                        files::read(&file, fact, &self.args.pictures.options())?,
                     ))
                 };
                 self.inputs.iter().map(one).collect()

@@ -1,8 +1,9 @@
 //! The page of `--report` with `--format int8`: one file without references to others, with the
 //! signal-to-noise ratio of every layer.
 
+use super::super::Args;
 use super::super::page::{SCRIPT, STYLE, command, now};
-use super::{Task, channel, computing, decibels, scheme, weights};
+use super::{channel, computing, decibels, scheme, weights};
 use crate::inspect::model_name;
 use crate::inspect::page::{document, escaped};
 use std::fmt::Write;
@@ -15,12 +16,12 @@ const FULL: f64 = 50.0;
 const WORST: usize = 10;
 
 /// The page for what was made.
-pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
-    let source = model_name(task.model).unwrap_or_else(|_| task.model.display().to_string());
+pub fn page(args: &Args, options: &Options, s: &Summary) -> String {
+    let source = model_name(&args.model).unwrap_or_else(|_| args.model.display().to_string());
     let target = task
         .output
         .file_name()
-        .unwrap_or(task.output.as_os_str())
+        .unwrap_or(args.output.as_os_str())
         .to_string_lossy();
     let title = format!("{source} \u{2192} {target}");
     let mut out = format!(
