@@ -202,8 +202,9 @@ const INT8: &str = "int8";
 
 impl Outcome {
     /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, seed
-    /// 12345]`. With `--verbose` also the prompt and the cache.
-    pub fn status_line(&self, facts: Facts) -> String {
+    /// 12345]`. With `--verbose` also the prompt and the cache. If `brief`, it is short enough for
+    /// a narrow terminal.
+    pub fn status_line(&self, facts: Facts, brief: bool) -> String {
         let m = &self.metrics;
         let mut parts = vec![count_text(self.tokens.len(), "token")];
         match self.finish {
@@ -211,10 +212,10 @@ impl Outcome {
             Some(other) => parts.push(other.to_string()),
         }
         parts.extend(m.decode_tokens_per_s().map(|rate| format!("{rate:.1} tokens/s")));
-        if m.tokens > 0 {
+        if !brief && m.tokens > 0 {
             parts.push(format!("first token after {:.2} s", m.first_token.as_secs_f64()));
         }
-        if m.drafted > 0 {
+        if !brief && m.drafted > 0 {
             parts.push(format!("{} of {} drafted tokens accepted", m.accepted, m.drafted));
         }
         if m.forgotten > 0 {
@@ -223,7 +224,8 @@ impl Outcome {
         if facts.int8 {
             parts.push("int8 activations".to_owned());
         }
-        parts.extend(facts.seed.map(|seed| format!("seed {seed}")));
+        let seed = facts.seed.filter(|_| !brief);
+        parts.extend(seed.map(|seed| format!("seed {seed}")));
         if is_verbose() {
             let reused = count_text(m.reused_tokens, "token");
             parts.push(format!("prompt {}", count_text(m.prompt_tokens, "token")));
@@ -367,7 +369,7 @@ mod tests {
         let seed = Some(12345);
         let facts = |seed, int8| Facts { seed, int8 };
         let parts = |outcome: &Outcome, facts| -> Vec<String> {
-            let line = outcome.status_line(facts);
+            let line = outcome.status_line(facts, false);
             let inside = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')).unwrap();
             inside.split(", ").map(str::to_owned).collect()
         };

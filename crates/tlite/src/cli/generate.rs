@@ -281,7 +281,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else if options.max_tokens > 0 {
         put(&mut *stdout, "\n")?;
     }
-    figures(&outcome.status_line(facts));
+    figures(&outcome.status_line(facts, false));
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);

@@ -245,10 +245,7 @@ impl Talk<'_> {
 
     /// The line after an answer.
     fn status(&self, outcome: &Outcome, forgotten: usize) -> String {
-        let mut line = match is_verbose() {
-            true => outcome.status_line(self.facts),
-            false => brief(outcome, self.facts),
-        };
+        let mut line = outcome.status_line(self.facts, !is_verbose());
         if forgotten > 0 {
             line += &format!(" {} forgotten", count_text(forgotten, "old message"));
         }
@@ -354,25 +351,6 @@ impl Talk<'_> {
         }
         Ok((saved, tokens))
     }
-}
-
-/// The line after an answer, short enough for a narrow terminal.
-fn brief(outcome: &Outcome, facts: Facts) -> String {
-    let mut parts = vec![count_text(outcome.tokens.len(), "token")];
-    match outcome.finish {
-        None | Some(Finish::Eos(_)) => {}
-        Some(other) => parts.push(other.to_string()),
-    }
-    let rate = outcome.metrics.decode_tokens_per_s();
-    parts.extend(rate.map(|rate| format!("{rate:.1} tokens/s")));
-    if outcome.metrics.forgotten > 0 {
-        let old = count_text(outcome.metrics.forgotten, "token");
-        parts.push(format!("context shifted by {old}"));
-    }
-    if facts.int8 {
-        parts.push("int8 activations".to_owned());
-    }
-    format!("[{}]", parts.join(", "))
 }
 
 fn help(console: &mut Console<'_>) {
