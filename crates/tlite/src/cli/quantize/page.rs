@@ -157,40 +157,17 @@ fn quoted(word: &str) -> String {
 
 /// Seconds since 1970 as a date and time of day.
 fn utc(seconds: u64) -> String {
-    let (mut days, rest) = (seconds / 86_400, seconds % 86_400);
-    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
-    let mut year = 1970;
-    loop {
-        let length = if leap(year) { 366 } else { 365 };
-        if days < length {
-            break;
-        }
-        days -= length;
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [
-        31,
-        if leap(year) { 29 } else { 28 },
-        31,
-        30,
-        31,
-        30,
-        31,
-        31,
-        30,
-        31,
-        30,
-        31,
-    ] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
+    // Years begin in March, so that a leap day is their last, and are counted from the year 0.
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * of_era + of_era / 4 - of_era / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = 400 * era + of_era + u64::from(month <= 2);
     let (hour, minute) = (rest / 3600, rest % 3600 / 60);
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", days + 1)
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
 fn percent(v: f64) -> String {
