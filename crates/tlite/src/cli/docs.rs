@@ -2,8 +2,8 @@
 //! keeps them up to date.
 
 use super::{
-    GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
-    run, selftest, tune,
+    GROUPS, bench, cache, command, convert, devices, generate, list, output, perplexity, profile, quantize,
+    roofline, run, selftest, tune,
 };
 use crate::inspect::{GgufReport, Report as Inspected};
 use clap::{Arg, Command};
@@ -23,28 +23,13 @@ use transformer_lite::unstable::shape::{Constraints, Fact, Shape};
 /// Columns of a line of prose.
 const WIDTH: usize = 100;
 
-/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with
-/// `rest`.
-fn wrapped(first: &str, rest: &str, text: &str) -> String {
-    let mut out = first.to_owned();
-    let mut column = first.chars().count();
-    let mut begun = false;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if begun && column + 1 + length > WIDTH {
-            out.push('\n');
-            out.push_str(rest);
-            column = rest.chars().count();
-        } else if begun {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += length;
-        begun = true;
-    }
-    out.push('\n');
-    out
+/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with as
+/// many spaces.
+fn wrapped(first: &str, text: &str) -> String {
+    let indent = first.chars().count();
+    let lines = output::wrapped(text, WIDTH - indent);
+    let rest = format!("\n{}", " ".repeat(indent));
+    format!("{first}{}\n", lines.join(&rest))
 }
 
 /// Text of a help message for Markdown: angle brackets would be tags.
@@ -143,20 +128,16 @@ fn item(arg: &Arg, only: &[String]) -> String {
     if !only.is_empty() {
         text += &format!(" Only for {}.", only.join(", "));
     }
-    let mut out = wrapped("* ", "  ", &format!("{}: {text}", typed(arg)));
+    let mut out = wrapped("* ", &format!("{}: {text}", typed(arg)));
     let values = arg.get_possible_values();
     if takes && values.iter().any(|v| v.get_help().is_some()) {
         for value in values.iter().filter(|v| !v.is_hide_set()) {
             let help = value.get_help().map(ToString::to_string).unwrap_or_default();
-            out += &wrapped(
-                "  * ",
-                "    ",
-                &format!("`{}`: {}", value.get_name(), escaped(&help)),
-            );
+            out += &wrapped("  * ", &format!("`{}`: {}", value.get_name(), escaped(&help)));
         }
     } else if takes && !values.is_empty() {
         let names: Vec<String> = values.iter().map(|v| format!("`{}`", v.get_name())).collect();
-        out += &wrapped("  * ", "    ", &format!("one of {}", names.join(", ")));
+        out += &wrapped("  * ", &format!("one of {}", names.join(", ")));
     }
     out
 }
@@ -190,7 +171,7 @@ fn section(out: &mut String, command: &Command, name: &str, level: usize, shared
         .map(ToString::to_string)
         .unwrap_or_default();
     for paragraph in long.split("\n\n").skip(1) {
-        *out += &format!("\n{}", wrapped("", "", &escaped(paragraph)));
+        *out += &format!("\n{}", wrapped("", &escaped(paragraph)));
     }
     let usage = command.clone().render_usage().to_string();
     *out += &format!("\n```text\n{}\n```\n", usage.trim_end());
@@ -219,7 +200,7 @@ fn section(out: &mut String, command: &Command, name: &str, level: usize, shared
             .collect();
         *out += &format!(
             "\n{}",
-            wrapped("", "", &format!("Shared options: {}.", links.join(", ")))
+            wrapped("", &format!("Shared options: {}.", links.join(", ")))
         );
     }
     *out += &after(command);
@@ -241,7 +222,6 @@ pub fn markdown() -> String {
     let mut out = "# Command line\n\n".to_owned();
     out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
-        "",
         "",
         "`tlite COMMAND -h` shows the common options of a command, `tlite COMMAND --help` all of them. Results go to \
          standard output; notes, progress and figures go to standard error. `tlite completions SHELL` prints a \
@@ -282,7 +262,7 @@ pub fn markdown() -> String {
         let all: BTreeSet<&String> = args.iter().flat_map(|(_, commands)| commands).collect();
         let names: Vec<String> = all.iter().map(|c| format!("`{c}`")).collect();
         out += &format!("\n### {heading} options\n\n");
-        out += &wrapped("", "", &format!("Commands: {}.", names.join(", ")));
+        out += &wrapped("", &format!("Commands: {}.", names.join(", ")));
         out.push('\n');
         for (arg, commands) in &args {
             let some = commands.len() < all.len();
@@ -471,7 +451,6 @@ pub fn json_markdown() -> String {
     out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
         "",
-        "",
         "With `--json`, a command prints one JSON object on one line of standard output, and no figures on standard \
          error. `results[].test` is the key `test` of each object in the list `results`. A key whose meaning ends \
          with a condition is left out when the condition does not hold. New keys may be added at any time.",
@@ -594,7 +573,6 @@ pub fn operators_markdown() -> String {
     let mut out = "# ONNX operators\n\n".to_owned();
     out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
-        "",
         "",
         "Every operator in these tables can be imported. *Runs on* says where: on the *device*, by a kernel; on the \
          *host*, which costs transfers between device and host; or not at all, because it is evaluated when the \

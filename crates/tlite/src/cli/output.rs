@@ -372,6 +372,24 @@ pub fn fitted_table(rows: &[Vec<String>], left: usize, cut: usize) -> String {
     table(&rows, left)
 }
 
+/// Lines of words of `text`, of at most `width` characters where its words allow that.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { break };
+        let fits = line.chars().count() + 1 + word.chars().count() <= width;
+        if line.is_empty() {
+            line.push_str(word);
+        } else if fits {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
 /// `text` in at most `most` characters, with `...` in the place of its middle.
 pub fn shortened(text: &str, most: usize) -> String {
     let all: Vec<char> = text.chars().collect();

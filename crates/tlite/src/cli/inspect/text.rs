@@ -1,6 +1,6 @@
 //! The report of `tlite inspect` for people.
 
-use crate::cli::output::{table, terminal_columns, titled};
+use crate::cli::output::{table, terminal_columns, titled, wrapped};
 use crate::inspect::{
     BoundFrom, FileReport, GgufReport, How, Operator, PlanReport, Report, StepReport, ValueReport,
     operator_counts, parameters_text,
@@ -29,24 +29,6 @@ fn fact_table(facts: Vec<(&str, String)>, width: Option<usize>) -> String {
         }
     }
     indented(&rows, 2)
-}
-
-/// Lines of words of `text`, of at most `width` characters where its words allow that.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let Some(line) = lines.last_mut() else { break };
-        let fits = line.chars().count() + 1 + word.chars().count() <= width;
-        if line.is_empty() {
-            line.push_str(word);
-        } else if fits {
-            line.push(' ');
-            line.push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines
 }
 
 /// What the header of a GGUF file says.
