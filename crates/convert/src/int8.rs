@@ -28,6 +28,7 @@ mod write;
 use crate::quantize::{copy_others, external_files};
 use job::Job;
 use observe::check_set;
+use serde::Serialize;
 use std::collections::HashSet;
 use std::path::Path;
 use transformer_lite::unstable::backend::Backend;
@@ -112,36 +113,48 @@ pub enum Step {
 pub type Tell<'a> = &'a dyn Fn(Step, usize, usize);
 
 /// A quantized layer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LayerReport {
     /// Name of its first node.
     pub name: String,
-    /// Operator of that node, and those of the nodes fused with it.
+    /// Operators of the layer: that of its first node, then those of the fused nodes.
     pub ops: Vec<String>,
-    /// `product`, `binary`, ...
+    /// `product`, `binary`, `mean`, `softmax`, `table` or `move`.
     pub kind: &'static str,
-    /// Scale, zero point and range of the result.
-    pub scale: f32,
-    pub zero: i32,
-    pub range: (f32, f32),
-    /// Shape of the weights; empty for layers without weights.
+    /// Shape of the weights; empty for a layer without weights.
     pub shape: Vec<usize>,
-    /// Whether the weights make up for errors ([`Options::compensate`]), else they are the nearest
-    /// ones; `None` without weights.
+    /// Scale of the layer's result.
+    pub scale: f32,
+    /// Zero point of the layer's result.
+    #[serde(rename = "zero_point")]
+    pub zero: i32,
+    /// Smallest and largest result that is not clipped, before the zero point is
+    /// rounded to an integer.
+    #[cfg_attr(feature = "schema", schemars(with = "[f32; 2]"))]
+    pub range: (f32, f32),
+    /// True if the weights compensate for errors, false if they are rounded to nearest; null for a
+    /// layer without weights.
     pub compensated: Option<bool>,
-    /// Signal-to-noise ratio of the weights in dB, and the output channel with the lowest one.
+    /// Signal-to-noise ratio (SNR) of the weights in dB; null for a layer without weights.
     pub weights_snr: Option<f64>,
+    /// Output channel whose weights have the lowest SNR.
     pub worst_weights: Option<Channel>,
-    /// The same for the result, including all errors of earlier layers.
+    /// SNR of the result in dB, including the noise of earlier layers; null if not compared.
     pub snr: Option<f64>,
+    /// Channel of the result with the lowest SNR.
     pub worst: Option<Channel>,
 }
 
-/// A node that stays in floats.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A node kept in float.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LeftNode {
+    /// Name of the node.
     pub name: String,
+    /// Its operator.
     pub op: String,
+    /// Why it was not quantized.
     pub reason: Reason,
 }
 

@@ -24,6 +24,7 @@ use crate::new_folder::{NewFolder, QUANTIZE};
 use job::Job;
 use parts::Parts;
 use plan::{Plan, plan};
+use serde::{Serialize, Serializer};
 use source::Source;
 pub(crate) use source::{copy_others, external_files};
 use std::path::{Path, PathBuf};
@@ -96,31 +97,44 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Statistics of a quantized weight.
-#[derive(Clone, Debug, PartialEq)]
+/// A quantized weight.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quantized {
-    /// Name of the initializer.
+    /// Name of the weight.
     pub name: String,
+    /// Its shape.
     pub shape: Vec<usize>,
+    /// Bits per weight, without scales.
+    #[serde(serialize_with = "count")]
+    #[cfg_attr(feature = "schema", schemars(with = "u32"))]
     pub bits: Bits,
-    /// Number of weights per group.
+    /// Weights that share a scale.
+    #[serde(rename = "group_size")]
     pub group: usize,
-    pub max_error: f32,
-    /// Norm of the error divided by the norm of the weight.
-    pub relative_error: f64,
+    /// Mean absolute error.
     pub mae: f64,
-    /// Mean absolute error of min-max asymmetric INT4 with the same groups
-    /// ([`transformer_lite::unstable::quant::int4_error`]); `None` for a weight that was already
-    /// quantized.
+    /// Mean absolute error of asymmetric INT4 with the same groups; null for a weight that kept its
+    /// bits.
     pub mae_int4: Option<f64>,
+    /// Mean squared error.
     pub mse: f64,
-    /// Bytes of the initializer.
+    /// Largest absolute error.
+    pub max_error: f32,
+    /// Root mean squared error, relative to the weights'.
+    pub relative_error: f64,
+    /// Bytes in the source.
     pub bytes_before: u64,
-    /// Bytes of quantized values and scales.
+    /// Bytes in the result, with scales.
     pub bytes_after: u64,
     /// With [`Options::compare`]: for each method that needs only weights, its name and its mean
     /// absolute error relative to INT4, on some columns.
+    #[serde(skip)]
     pub compared: Vec<(&'static str, f64)>,
+}
+
+fn count<S: Serializer>(bits: &Bits, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u32(bits.count())
 }
 
 impl Quantized {
@@ -151,33 +165,37 @@ impl Quantized {
 }
 
 /// A weight of a matmul or embedding that was not quantized.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Left {
-    /// Name of the initializer.
+    /// Name of the weight.
     pub name: String,
+    /// Its shape.
     pub shape: Vec<usize>,
     /// Why it was not quantized.
     pub reason: String,
 }
 
 /// Summary of a quantization.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Summary {
-    /// Name of the method.
+    /// Method that chose scales and biases.
     pub method: &'static str,
-    /// Quantized weights in file order.
+    /// Quantized weights.
     pub weights: Vec<Quantized>,
-    /// Weights that could not be quantized.
+    /// Weights that were not quantized.
     pub left: Vec<Left>,
-    /// Bytes of `model.onnx` and its external data before.
-    pub bytes_before: u64,
-    /// Bytes of `model.onnx` and its external data after.
-    pub bytes_after: u64,
-    /// Relative error over all quantized weights.
+    /// Root mean squared error of all quantized weights, relative to them.
     pub relative_error: f64,
-    /// Bits of quantized values, scales and biases per quantized weight.
+    /// Mean bits per quantized weight, scales included.
     pub bits_per_weight: f64,
+    /// Bytes of the weights in the source.
+    pub bytes_before: u64,
+    /// Bytes of the weights in the result.
+    pub bytes_after: u64,
     /// Number of weights taken over from an interrupted run.
+    #[serde(skip)]
     pub resumed: usize,
 }
 

@@ -3,6 +3,7 @@
 use super::observe::{Seen, Watched, floats};
 use super::rounding::Layout;
 use super::{CalibrationSet, Open, Step, Tell};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::Graph;
@@ -19,9 +20,13 @@ pub(super) fn decibels(signal: f64, noise: f64) -> f64 {
 }
 
 /// A channel and its signal-to-noise ratio in dB.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Channel {
+    /// Index of the channel.
+    #[serde(rename = "channel")]
     pub index: usize,
+    /// Its signal-to-noise ratio in dB.
     pub snr: f64,
 }
 
@@ -66,26 +71,31 @@ impl Noise {
     }
 }
 
-/// Signal-to-noise ratios of an output over the compared items, in dB.
-#[derive(Clone, Debug, PartialEq)]
+/// Noise of an output over the compared items.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OutputNoise {
+    /// Name of the output.
     pub name: String,
-    /// The median over items.
+    /// Median SNR of the compared items in dB.
     pub median_snr: f64,
-    /// The lowest ratio of an item.
+    /// Lowest SNR of a compared item in dB.
     pub lowest_snr: f64,
-    /// Number of items whose largest element is at the same position in both models, for an output
-    /// with a single row.
+    /// Number of compared items whose largest element is at the same position as in the float
+    /// model; null if the output has several rows.
     pub same_largest: Option<usize>,
-    /// Of the quantized layers from which the output is computed without another one in between,
-    /// the one with the lowest ratio.
+    /// Layer with the lowest SNR among the last quantized layers before the output (no other
+    /// quantized layer in between).
     pub last_layer: Option<LastLayer>,
 }
 
-/// A layer before an output, and the signal-to-noise ratio of its result in dB.
-#[derive(Clone, Debug, PartialEq)]
+/// One of the last quantized layers before an output.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LastLayer {
+    /// Its name in `layers`.
     pub name: String,
+    /// Signal-to-noise ratio of its result in dB.
     pub snr: f64,
 }
 

@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report};
 use super::output::{advance, byte_bar, print_report};
-use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
+use super::quantize::weight_table;
 use crate::inspect::parameters_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::checkpoint::{self, Summary};
 use transformer_lite_convert::gguf;
 use transformer_lite_convert::new_folder::{CONVERT, NewFolder};
+use transformer_lite_convert::quantize::{Left, Quantized};
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
@@ -68,9 +69,9 @@ pub(super) struct Report<'a> {
     /// Bytes of the result.
     bytes_after: u64,
     /// Weights that kept their bits.
-    weights: Vec<Row<'a>>,
+    weights: &'a [Quantized],
     /// Quantized weights that became floats although bits are kept.
-    left: Vec<LeftRow<'a>>,
+    left: &'a [Left],
 }
 
 impl<'a> Report<'a> {
@@ -83,8 +84,8 @@ impl<'a> Report<'a> {
             source_types: &s.source_types,
             bytes_before,
             bytes_after,
-            weights: rows(&s.kept),
-            left: left_rows(&s.left),
+            weights: &s.kept,
+            left: &s.left,
         }
     }
 }

@@ -19,6 +19,7 @@ use transformer_lite::unstable::graph::{Edit, Graph};
 use transformer_lite::unstable::plan::{self, Plan};
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::shape::{Constraints, Fact, Shape};
+use transformer_lite_convert::quantize::Summary;
 
 /// Columns of a line of prose.
 const WIDTH: usize = 100;
@@ -307,7 +308,7 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("generate", schemars::schema_for!(generate::Report<'static>)),
         ("run", schemars::schema_for!(run::Report)),
         ("convert", schemars::schema_for!(convert::Report<'static>)),
-        ("quantize", schemars::schema_for!(quantize::Report<'static>)),
+        ("quantize", schemars::schema_for!(Summary)),
         (
             "quantize --format int8",
             schemars::schema_for!(quantize::Int8Report<'static>),

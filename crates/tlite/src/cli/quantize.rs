@@ -11,7 +11,6 @@ use super::run::PictureArgs;
 use clap::ValueEnum;
 use int8::Int8Args;
 pub(super) use int8::Int8Report;
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
@@ -243,106 +242,6 @@ impl Args {
     }
 }
 
-/// A quantized weight, in the JSON of `quantize` and `convert`.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-pub(super) struct Row<'a> {
-    /// Name of the weight.
-    name: &'a str,
-    /// Its shape.
-    shape: &'a [usize],
-    /// Bits per weight, without scales.
-    bits: u32,
-    /// Weights that share a scale.
-    group_size: usize,
-    /// Mean absolute error.
-    mae: f64,
-    /// Mean absolute error of asymmetric INT4 with the same groups; null for a weight that kept its
-    /// bits.
-    mae_int4: Option<f64>,
-    /// Mean squared error.
-    mse: f64,
-    /// Largest absolute error.
-    max_error: f32,
-    /// Root mean squared error, relative to the weights'.
-    relative_error: f64,
-    /// Bytes in the source.
-    bytes_before: u64,
-    /// Bytes in the result, with scales.
-    bytes_after: u64,
-}
-
-/// A weight that was not quantized, likewise.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-pub(super) struct LeftRow<'a> {
-    /// Name of the weight.
-    name: &'a str,
-    /// Its shape.
-    shape: &'a [usize],
-    /// Why it was not quantized.
-    reason: &'a str,
-}
-
-/// The object of `--json` and `--report-json`.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-pub(super) struct Report<'a> {
-    /// Method that chose scales and biases.
-    method: &'a str,
-    /// Quantized weights.
-    weights: Vec<Row<'a>>,
-    /// Weights that were not quantized.
-    left: Vec<LeftRow<'a>>,
-    /// Root mean squared error of all quantized weights, relative to them.
-    relative_error: f64,
-    /// Mean bits per quantized weight, scales included.
-    bits_per_weight: f64,
-    /// Bytes of the weights in the source.
-    bytes_before: u64,
-    /// Bytes of the weights in the result.
-    bytes_after: u64,
-}
-
-/// The entries for weights.
-pub(super) fn rows(weights: &[Quantized]) -> Vec<Row<'_>> {
-    let weights = weights.iter().map(|w| Row {
-        name: &w.name,
-        shape: &w.shape,
-        bits: w.bits.count(),
-        group_size: w.group,
-        mae: w.mae,
-        mae_int4: w.mae_int4,
-        mse: w.mse,
-        max_error: w.max_error,
-        relative_error: w.relative_error,
-        bytes_before: w.bytes_before,
-        bytes_after: w.bytes_after,
-    });
-    weights.collect()
-}
-
-/// The entries for weights that were left.
-pub(super) fn left_rows(left: &[Left]) -> Vec<LeftRow<'_>> {
-    let left = left.iter().map(|l| LeftRow {
-        name: &l.name,
-        shape: &l.shape,
-        reason: &l.reason,
-    });
-    left.collect()
-}
-
-impl<'a> Report<'a> {
-    fn new(s: &'a Summary) -> Self {
-        Self {
-            method: s.method,
-            weights: rows(&s.weights),
-            left: left_rows(&s.left),
-            relative_error: s.relative_error,
-            bits_per_weight: s.bits_per_weight,
-            bytes_before: s.bytes_before,
-            bytes_after: s.bytes_after,
-        }
-    }
-}
-
 fn shape_text(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
@@ -523,7 +422,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&args.output);
         }
     })?;
-    print_report(args.json, &Report::new(&summary), || {
+    print_report(args.json, &summary, || {
         report(&summary, &options, &args.output, args.verbosity)
     })?;
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
@@ -533,9 +432,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
     }
     if let Some(file) = &args.report_json {
-        write_whole(file, |out| {
-            Ok(serde_json::to_writer_pretty(out, &Report::new(&summary))?)
-        })?;
+        write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &summary)?))?;
     }
     Ok(())
 }
@@ -611,7 +508,7 @@ mod tests {
             lines[5].contains("12.500 %") && lines[5].contains("2.0 MB -> 900 B"),
             "{text}"
         );
-        let json = serde_json::to_value(Report::new(&summary)).unwrap();
+        let json = serde_json::to_value(&summary).unwrap();
         assert_eq!(
             (
                 json["weights"][1]["bits"].as_u64(),

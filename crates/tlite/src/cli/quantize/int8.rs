@@ -210,92 +210,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     Ok(())
 }
 
-/// A channel and its signal-to-noise ratio.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-struct ChannelRow {
-    /// Index of the channel.
-    channel: usize,
-    /// Its signal-to-noise ratio in dB.
-    snr: f64,
-}
-
-impl ChannelRow {
-    fn of(c: Option<Channel>) -> Option<Self> {
-        c.map(|c| Self {
-            channel: c.index,
-            snr: c.snr,
-        })
-    }
-}
-
-/// A quantized layer.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-struct LayerRow<'a> {
-    /// Name of its first node.
-    name: &'a str,
-    /// Operators of the layer: that of its first node, then those of the fused nodes.
-    ops: &'a [String],
-    /// `product`, `binary`, `mean`, `softmax`, `table` or `move`.
-    kind: &'a str,
-    /// Shape of the weights; empty for a layer without weights.
-    shape: &'a [usize],
-    /// Scale of the layer's result.
-    scale: f32,
-    /// Zero point of the layer's result.
-    zero_point: i32,
-    /// Smallest and largest result that is not clipped, before the zero point is
-    /// rounded to an integer.
-    range: [f32; 2],
-    /// True if the weights compensate for errors, false if they are rounded to nearest; null for a
-    /// layer without weights.
-    compensated: Option<bool>,
-    /// Signal-to-noise ratio (SNR) of the weights in dB; null for a layer without weights.
-    weights_snr: Option<f64>,
-    /// Output channel whose weights have the lowest SNR.
-    worst_weights: Option<ChannelRow>,
-    /// SNR of the result in dB, including the noise of earlier layers; null if not compared.
-    snr: Option<f64>,
-    /// Channel of the result with the lowest SNR.
-    worst: Option<ChannelRow>,
-}
-
-/// A node kept in float.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-struct LeftNodeRow<'a> {
-    /// Name of the node.
-    name: &'a str,
-    /// Its operator.
-    op: &'a str,
-    /// Why it was not quantized.
-    reason: &'a str,
-}
-
-/// One of the last quantized layers before an output.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-struct LastLayerRow<'a> {
-    /// Its name in `layers`.
-    name: &'a str,
-    /// Signal-to-noise ratio of its result in dB.
-    snr: f64,
-}
-
-/// Noise of an output.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
-struct OutputRow<'a> {
-    /// Name of the output.
-    name: &'a str,
-    /// Median SNR of the compared items in dB.
-    median_snr: f64,
-    /// Lowest SNR of a compared item in dB.
-    lowest_snr: f64,
-    /// Number of compared items whose largest element is at the same position as in the float
-    /// model; null if the output has several rows.
-    same_largest: Option<usize>,
-    /// Layer with the lowest SNR among the last quantized layers before the output (no other
-    /// quantized layer in between).
-    last_layer: Option<LastLayerRow<'a>>,
-}
-
 /// The object of `--json` and `--report-json` with `--format int8`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(in crate::cli) struct Int8Report<'a> {
@@ -312,11 +226,11 @@ pub(in crate::cli) struct Int8Report<'a> {
     /// Number of items on which the result was compared with the float model.
     compared: usize,
     /// Quantized layers.
-    layers: Vec<LayerRow<'a>>,
+    layers: &'a [LayerReport],
     /// Nodes kept in float.
-    left: Vec<LeftNodeRow<'a>>,
+    left: &'a [LeftNode],
     /// Noise of each output.
-    outputs: Vec<OutputRow<'a>>,
+    outputs: &'a [OutputNoise],
     /// Bytes of the float model.
     bytes_before: u64,
     /// Bytes of the int8 model.
@@ -325,35 +239,6 @@ pub(in crate::cli) struct Int8Report<'a> {
 
 impl<'a> Int8Report<'a> {
     fn new(s: &'a Summary, options: &'a Options) -> Self {
-        let layer = |l: &'a LayerReport| LayerRow {
-            name: &l.name,
-            ops: &l.ops,
-            kind: l.kind,
-            shape: &l.shape,
-            scale: l.scale,
-            zero_point: l.zero,
-            range: [l.range.0, l.range.1],
-            compensated: l.compensated,
-            weights_snr: l.weights_snr,
-            worst_weights: ChannelRow::of(l.worst_weights),
-            snr: l.snr,
-            worst: ChannelRow::of(l.worst),
-        };
-        let left = |l: &'a LeftNode| LeftNodeRow {
-            name: &l.name,
-            op: &l.op,
-            reason: &l.reason,
-        };
-        let output = |o: &'a OutputNoise| OutputRow {
-            name: &o.name,
-            median_snr: o.median_snr,
-            lowest_snr: o.lowest_snr,
-            same_largest: o.same_largest,
-            last_layer: o.last_layer.as_ref().map(|l| LastLayerRow {
-                name: &l.name,
-                snr: l.snr,
-            }),
-        };
         Self {
             ranges: options.ranges.name(),
             per_tensor: options.per_tensor,
@@ -361,9 +246,9 @@ impl<'a> Int8Report<'a> {
             equalized: s.equalized,
             items: s.items,
             compared: s.compared,
-            layers: s.layers.iter().map(layer).collect(),
-            left: s.left.iter().map(left).collect(),
-            outputs: s.outputs.iter().map(output).collect(),
+            layers: &s.layers,
+            left: &s.left,
+            outputs: &s.outputs,
             bytes_before: s.bytes_before,
             bytes_after: s.bytes_after,
         }
