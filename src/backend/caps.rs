@@ -3,7 +3,7 @@
 use super::profile::DeviceProfile;
 
 /// Kind of processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
@@ -14,6 +14,7 @@ pub enum DeviceKind {
     /// A driver that runs kernels on the CPU (PoCL, lavapipe, Intel's CPU runtime).
     Cpu,
     /// The driver does not say.
+    #[default]
     Other,
 }
 

@@ -50,7 +50,7 @@ pub struct Args {
 }
 
 /// A device. Unknown values are null.
-#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Row {
     /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'static str,
@@ -129,10 +129,7 @@ impl From<Caps> for Row {
             priorities: caps.priorities,
             images: caps.profile.images,
             refused: caps.refused,
-            quarantined: Vec::new(),
-            extensions: None,
-            probe: None,
-            not_probed: None,
+            ..Self::default()
         }
     }
 }
@@ -145,26 +142,8 @@ fn host() -> Row {
         device: format!("{} CPU, {threads} threads", std::env::consts::ARCH),
         driver: concat!("tlite ", env!("CARGO_PKG_VERSION")).to_owned(),
         kind: DeviceKind::Cpu,
-        memory_bytes: None,
-        max_buffer_bytes: None,
-        max_view_bytes: None,
-        view_align: None,
-        max_workgroup: None,
-        local_bytes: None,
-        fast_local: false,
-        units: None,
-        subgroup: None,
         keeps_special: Some(true),
-        f16_math: false,
-        matrix_units: false,
-        profiling: false,
-        priorities: false,
-        images: Images::default(),
-        refused: Vec::new(),
-        quarantined: Vec::new(),
-        extensions: None,
-        probe: None,
-        not_probed: None,
+        ..Row::default()
     }
 }
 
