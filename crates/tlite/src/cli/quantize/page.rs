@@ -18,7 +18,7 @@ type LastColumn<'a> = dyn Fn(&BTreeMap<usize, &Quantized>) -> String + 'a;
 /// A line of dots: its name, its label, and a name and value per dot.
 type Strip<'a> = (&'a str, String, Vec<(&'a str, f64)>);
 
-pub(super) const STYLE: &str = "
+const STYLE: &str = "
 main { display: block; } main .panel { margin-bottom: 18px; }
 .headline { max-width: none; } .origin { margin: .1rem 0 1rem; }
 .heat { display: grid; gap: 2px; margin-top: .6rem; font-size: .82rem; align-items: center; font-variant-numeric: tabular-nums; }
@@ -42,7 +42,7 @@ table.sortable th { cursor: pointer; } table.sortable th[aria-sort]::after { con
 ";
 
 /// Sorts tables by the column whose head is clicked.
-pub(super) const SCRIPT: &str = "
+const SCRIPT: &str = "
 for (const table of document.querySelectorAll('table.sortable')) {
   const heads = [...table.rows[0].cells];
   heads.forEach((head, i) => {
@@ -69,11 +69,11 @@ const WORST: usize = 10;
 /// Weights up to which the list of all is open.
 const FEW: usize = 24;
 
+/// A fact at the top of a page: its name, its value as HTML, and more about it.
+pub(super) type Card = (String, String, String);
+
 /// The page for what was made of `model`, written to `output`.
 pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> String {
-    let source = model_name(model).unwrap_or_else(|_| model.display().to_string());
-    let target = output.file_name().unwrap_or(output.as_os_str()).to_string_lossy();
-    let title = format!("{source} \u{2192} {target}");
     let how = match options.budget {
         Some(bits) => format!("mixed formats at {bits} bits per weight"),
         None => format!("{}, method {}", options.bits, s.method),
@@ -82,14 +82,6 @@ pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> Stri
         PER_CHANNEL => "one scale per column".to_owned(),
         n => format!("groups of {n}"),
     };
-    let mut out = format!(
-        "<header>\n<p class=\"eyebrow\">tlite quantize</p>\n<h1>{}</h1>\n<p class=\"headline\">{}</p>\n\
-         <p class=\"hint origin\">{} &middot; <span class=\"mono\">{}</span></p>\n<dl class=\"cards\">\n",
-        escaped(&title),
-        escaped(&format!("{how}, {group}")),
-        now(),
-        escaped(&command()),
-    );
     let cards = [
         (
             "bits per weight",
@@ -112,14 +104,8 @@ pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> Stri
             format!("of {} matrices", s.weights.len() + s.left.len()),
         ),
     ];
-    for (what, value, more) in cards {
-        let _ = writeln!(
-            out,
-            "<div><dt>{what}</dt><dd>{value}<small>{}</small></dd></div>",
-            escaped(&more)
-        );
-    }
-    out.push_str("</dl>\n</header>\n<main>\n");
+    let cards = cards.map(|(what, value, more)| (what.to_owned(), value, more));
+    let mut out = String::new();
     if let Some(layers) = Layers::of(&s.weights) {
         layers.section(&mut out);
     }
@@ -128,19 +114,42 @@ pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> Stri
     }
     methods(&mut out, s);
     all(&mut out, s);
-    out.push_str("</main>\n");
+    framed(model, output, &format!("{how}, {group}"), &cards, &out)
+}
+
+/// A page with a headline, facts and a body, which is HTML, on what was made of `model`.
+pub(super) fn framed(model: &Path, output: &Path, headline: &str, cards: &[Card], body: &str) -> String {
+    let source = model_name(model).unwrap_or_else(|_| model.display().to_string());
+    let target = output.file_name().unwrap_or(output.as_os_str()).to_string_lossy();
+    let title = format!("{source} \u{2192} {target}");
+    let mut out = format!(
+        "<header>\n<p class=\"eyebrow\">tlite quantize</p>\n<h1>{}</h1>\n<p class=\"headline\">{}</p>\n\
+         <p class=\"hint origin\">{} &middot; <span class=\"mono\">{}</span></p>\n<dl class=\"cards\">\n",
+        escaped(&title),
+        escaped(headline),
+        now(),
+        escaped(&command()),
+    );
+    for (what, value, more) in cards {
+        let (what, more) = (escaped(what), escaped(more));
+        let _ = writeln!(
+            out,
+            "<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>"
+        );
+    }
+    let _ = write!(out, "</dl>\n</header>\n<main>\n{body}</main>\n");
     document(&format!("{title} - tlite quantize"), STYLE, &out, Some(SCRIPT))
 }
 
 /// The command line of this process.
-pub(super) fn command() -> String {
+fn command() -> String {
     let words = std::env::args().skip(1).map(|word| quoted(&word));
     let command: Vec<String> = std::iter::once("tlite".to_owned()).chain(words).collect();
     command.join(" ")
 }
 
 /// Date and time of day.
-pub(super) fn now() -> String {
+fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     utc(since.map_or(0, |d| d.as_secs()))
 }
@@ -358,19 +367,28 @@ fn worst(out: &mut String, weights: &[Quantized]) {
     sorted.sort_by(|a, b| b.relative_error.total_cmp(&a.relative_error));
     sorted.truncate(WORST);
     let most = sorted.first().map_or(1.0, |w| w.relative_error.max(1e-12));
-    let _ = writeln!(
+    let rows = sorted.iter().map(|w| {
+        let (error, share) = (w.relative_error, w.relative_error / most);
+        (w.name.as_str(), bar(share), percent(error), format_of(w))
+    });
+    ranking(
         out,
-        "<section class=\"panel\">\n<h2>The {} largest errors</h2>\n<table><tbody>",
-        sorted.len()
+        &format!("<h2>The {} largest errors</h2>", sorted.len()),
+        rows,
     );
-    for w in sorted {
+}
+
+/// A row of a ranking: its name, its bar as HTML, its value, and more about it.
+pub(super) type Ranked<'a> = (&'a str, String, String, String);
+
+/// A table of the worst of something, under a heading.
+pub(super) fn ranking<'a>(out: &mut String, heading: &str, rows: impl Iterator<Item = Ranked<'a>>) {
+    let _ = writeln!(out, "<section class=\"panel\">\n{heading}\n<table><tbody>");
+    for (name, bar, value, more) in rows {
+        let (name, more) = (escaped(name), escaped(&more));
         let _ = writeln!(
             out,
-            "<tr><td>{}</td>{}<td>{}</td><td class=\"wide\">{}</td></tr>",
-            escaped(&w.name),
-            bar(w.relative_error / most),
-            percent(w.relative_error),
-            format_of(w)
+            "<tr><td>{name}</td>{bar}<td>{value}</td><td class=\"wide\">{more}</td></tr>"
         );
     }
     out.push_str("</tbody></table>\n</section>\n");

@@ -2,10 +2,9 @@
 //! signal-to-noise ratio of every layer.
 
 use super::super::Args;
-use super::super::page::{SCRIPT, STYLE, command, now};
+use super::super::page::{Card, framed, ranking};
 use super::{channel, computing, decibels, scheme, weights};
-use crate::inspect::model_name;
-use crate::inspect::page::{document, escaped};
+use crate::inspect::page::escaped;
 use std::fmt::Write;
 use transformer_lite::unstable::fmt::{count_text, size_text};
 use transformer_lite_convert::int8::{Options, Summary};
@@ -17,22 +16,7 @@ const WORST: usize = 10;
 
 /// The page for what was made.
 pub fn page(args: &Args, options: &Options, s: &Summary) -> String {
-    let source = model_name(&args.model).unwrap_or_else(|_| args.model.display().to_string());
-    let target = task
-        .output
-        .file_name()
-        .unwrap_or(args.output.as_os_str())
-        .to_string_lossy();
-    let title = format!("{source} \u{2192} {target}");
-    let mut out = format!(
-        "<header>\n<p class=\"eyebrow\">tlite quantize</p>\n<h1>{}</h1>\n<p class=\"headline\">int8, {}</p>\n\
-         <p class=\"hint origin\">{} &middot; <span class=\"mono\">{}</span></p>\n<dl class=\"cards\">\n",
-        escaped(&title),
-        escaped(&scheme(options, s)),
-        now(),
-        escaped(&command()),
-    );
-    let mut cards: Vec<(String, String, String)> = Vec::new();
+    let mut cards: Vec<Card> = Vec::new();
     for o in &s.outputs {
         let mut more = format!("median; lowest {:.1} dB", o.lowest_snr);
         if let Some(same) = o.same_largest {
@@ -56,20 +40,12 @@ pub fn page(args: &Args, options: &Options, s: &Summary) -> String {
     cards.push(("size".to_owned(), size_text(s.bytes_after), size));
     let items = format!("{} compared", s.compared);
     cards.push(("calibration items".to_owned(), s.items.to_string(), items));
-    for (what, value, more) in cards {
-        let _ = writeln!(
-            out,
-            "<div><dt>{}</dt><dd>{value}<small>{}</small></dd></div>",
-            escaped(&what),
-            escaped(&more)
-        );
-    }
-    out.push_str("</dl>\n</header>\n<main>\n");
+    let mut out = String::new();
     worst(&mut out, s);
     all(&mut out, s);
     left(&mut out, s);
-    out.push_str("</main>\n");
-    document(&format!("{title} - tlite quantize"), STYLE, &out, Some(SCRIPT))
+    let headline = format!("int8, {}", scheme(options, s));
+    framed(&args.model, &args.output, &headline, &cards, &out)
 }
 
 /// A bar as long as a ratio is high.
@@ -87,23 +63,15 @@ fn worst(out: &mut String, s: &Summary) {
     }
     sorted.sort_by(|a, b| a.snr.unwrap_or_default().total_cmp(&b.snr.unwrap_or_default()));
     sorted.truncate(WORST);
-    let _ = writeln!(
-        out,
-        "<section class=\"panel\">\n<h2>The {} lowest signal-to-noise ratios</h2>\n<p class=\"hint\">Of the results of \
-         layers, with the noise of all earlier layers.</p>\n<table><tbody>",
+    let heading = format!(
+        "<h2>The {} lowest signal-to-noise ratios</h2>\n<p class=\"hint\">Of the results of \
+         layers, with the noise of all earlier layers.</p>",
         sorted.len()
     );
-    for l in sorted {
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td>{}<td>{}</td><td class=\"wide\">{}</td></tr>",
-            escaped(&l.name),
-            bar(l.snr),
-            decibels(l.snr),
-            escaped(&l.ops.join(" "))
-        );
-    }
-    out.push_str("</tbody></table>\n</section>\n");
+    let rows = sorted
+        .iter()
+        .map(|l| (l.name.as_str(), bar(l.snr), decibels(l.snr), l.ops.join(" ")));
+    ranking(out, &heading, rows);
 }
 
 fn all(out: &mut String, s: &Summary) {
