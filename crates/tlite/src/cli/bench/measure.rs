@@ -155,8 +155,9 @@ fn measure(
     }))
 }
 
-/// The median of sorted `values`.
-pub(super) fn median(values: &[f64]) -> Option<f64> {
+/// The median of `values`, which are sorted then.
+pub(super) fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
     Some(match values.len() % 2 {
@@ -168,17 +169,15 @@ pub(super) fn median(values: &[f64]) -> Option<f64> {
 pub(super) fn line(test: Test, runs: &[Run]) -> Option<Line> {
     let mut speeds: Vec<f64> = runs.iter().map(|r| r.speed).collect();
     let mut host: Vec<f64> = runs.iter().filter_map(|r| r.host_us).collect();
-    speeds.sort_by(f64::total_cmp);
-    host.sort_by(f64::total_cmp);
     let sum = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>();
     let (submits, replayed, launches) = (sum(|r| r.submits), sum(|r| r.replayed), sum(|r| r.launches));
     let parts = match test {
         Test::Prefill(_) => runs.len(),
         Test::Decode(n, _) => n * runs.len(),
     };
-    let median = median(&speeds)?;
+    let median = median(&mut speeds)?;
     Some(Line {
-        host_us_per_token: self::median(&host),
+        host_us_per_token: self::median(&mut host),
         launches: (launches > 0).then(|| launches as f64 / parts.max(1) as f64),
         recorded: (replayed > 0).then(|| replayed as f64 / submits.max(1) as f64),
         test: test.name(),
@@ -189,6 +188,31 @@ pub(super) fn line(test: Test, runs: &[Run]) -> Option<Line> {
         most_tokens_per_s: None,
         share_of_most: None,
     })
+}
+
+/// The results of one run to warm up and `repeat` others, without that of the first; `run` has the
+/// number of a run and returns `None` if it was cancelled.
+pub(super) fn repeated<T>(
+    repeat: NonZeroUsize,
+    mut run: impl FnMut(usize) -> Result<Option<T>>,
+) -> Result<Vec<T>> {
+    let mut results = Vec::new();
+    for i in 0..=repeat.get() {
+        match run(i)? {
+            None => break,
+            Some(result) if i > 0 => results.push(result),
+            Some(_) => {}
+        }
+    }
+    Ok(results)
+}
+
+/// Random tokens of a vocabulary of `vocab` tokens.
+pub(super) fn random_tokens(seed: &mut SplitMix64, count: usize, vocab: u64) -> Result<Vec<u32>> {
+    let tokens = (0..count).map(|_| num::exact(seed.next_u64() % vocab, "a token"));
+    tokens
+        .collect::<Result<_, _>>()
+        .map_err(|e| Error::internal(Stage::Run, e))
 }
 
 /// Runs all tests until `cancel` is set, and returns the results. `step` is called with the name of
@@ -215,22 +239,12 @@ pub(super) fn bench(
         if cancel.is_cancelled() {
             break;
         }
-        let mut random = SplitMix64::new(0);
-        let tokens =
-            (0..test.depth() + test.tokens()).map(|_| num::exact(random.next_u64() % vocab, "a token"));
-        let tokens: Vec<u32> = tokens
-            .collect::<Result<_, _>>()
-            .map_err(|e| Error::internal(Stage::Run, e))?;
-        let mut runs = Vec::new();
+        let tokens = random_tokens(&mut SplitMix64::new(0), test.depth() + test.tokens(), vocab)?;
         model.truncate(0);
-        for run in 0..=repeat.get() {
+        let runs = repeated(repeat, |_| {
             step(&test.name());
-            match measure(model, stats, test, &tokens, cancel)? {
-                None => break,
-                Some(measured) if run > 0 => runs.push(measured),
-                Some(_) => {}
-            }
-        }
+            measure(model, stats, test, &tokens, cancel)
+        })?;
         lines.extend(line(test, &runs));
     }
     model.truncate(0);

@@ -1,6 +1,6 @@
 //! `tlite bench --parallel`.
 
-use super::measure::median;
+use super::measure::{median, random_tokens, repeated};
 use crate::cli::interrupt::lock;
 use crate::cli::output::titled;
 use schemars::JsonSchema;
@@ -48,8 +48,7 @@ impl ParallelLine {
         let Lengths { prefill, decode } = lengths;
         let of = |time: fn(&Run) -> f64| {
             let mut times: Vec<f64> = runs.iter().map(time).collect();
-            times.sort_by(f64::total_cmp);
-            median(&times)
+            median(&mut times)
         };
         let speed = |tokens: usize, seconds: f64| {
             let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -150,9 +149,7 @@ fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Ca
     let mut prompts = Vec::new();
     for model in &models {
         let vocab = num::wide(model.vocab()).max(1);
-        let prompt = (0..lengths.prefill).map(|_| num::exact::<u32, _>(random.next_u64() % vocab, "a token"));
-        let prompt = prompt.collect::<Result<Vec<_>, _>>();
-        prompts.push(prompt.map_err(|e| Error::internal(Stage::Run, e))?);
+        prompts.push(random_tokens(&mut random, lengths.prefill, vocab)?);
     }
     let results: Result<Vec<Result<Option<[Instant; 3]>>>> = std::thread::scope(|scope| {
         let gate = &gate;
@@ -194,22 +191,12 @@ pub(super) fn bench(
 ) -> Result<Vec<ParallelLine>> {
     let mut lines = Vec::new();
     for count in sequences.iter().map(|n| n.get()) {
-        let mut runs = Vec::new();
-        for i in 0..=repeat.get() {
+        let runs = repeated(repeat, |i| {
             step(&format!("{count} sequences"));
             // New prompts in each run, since known prefixes are not computed again.
-            match run(
-                steps,
-                count,
-                lengths,
-                (num::wide(count) << 32) | num::wide(i),
-                cancel,
-            )? {
-                None => break,
-                Some(measured) if i > 0 => runs.push(measured),
-                Some(_) => {}
-            }
-        }
+            let seed = (num::wide(count) << 32) | num::wide(i);
+            run(steps, count, lengths, seed, cancel)
+        })?;
         lines.extend(ParallelLine::new(count, lengths, &runs));
         if cancel.is_cancelled() {
             break;
