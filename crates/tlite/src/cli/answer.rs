@@ -1,5 +1,6 @@
 //! Streaming of a model's answers, and their options other than sampling.
 
+use super::choices;
 use super::draft::DraftOptions;
 use super::fields::in_file_of;
 use super::interrupt::lock;
@@ -17,28 +18,6 @@ use transformer_lite::unstable::llm::{
     Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
     SamplerNeeds, Session, StopStrings, WhiteSpace,
 };
-
-/// The values of `--json-space`.
-#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
-enum JsonSpace {
-    /// Up to 20 blanks, or a line break and up to 20 blanks
-    #[default]
-    Bounded,
-    /// None
-    Compact,
-    /// Any, without a bound
-    Unlimited,
-}
-
-impl From<JsonSpace> for WhiteSpace {
-    fn from(space: JsonSpace) -> Self {
-        match space {
-            JsonSpace::Bounded => Self::Bounded,
-            JsonSpace::Compact => Self::Compact,
-            JsonSpace::Unlimited => Self::Unlimited,
-        }
-    }
-}
 
 /// Options of every command that answers.
 #[derive(Clone, Debug, clap::Args)]
@@ -60,13 +39,13 @@ pub struct AnswerOptions {
     /// White space between the tokens of constrained JSON
     #[arg(
         long,
-        value_enum,
+        value_parser = choices::json_space(),
         value_name = "KIND",
-        default_value_t,
+        default_value = "bounded",
         requires = "json_schema",
         hide_short_help = true
     )]
-    json_space: JsonSpace,
+    json_space: WhiteSpace,
     /// Constrain the answer to the Lark grammar in FILE (entry rule: `start`)
     #[arg(
         long,
@@ -102,7 +81,7 @@ impl AnswerOptions {
         let text = read_text(option, path)?;
         let grammar = match self.grammar {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
-            None => Grammar::json_schema_with(&text, self.json_space.into(), tokenizer, eos),
+            None => Grammar::json_schema_with(&text, self.json_space, tokenizer, eos),
         };
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;

@@ -1,7 +1,8 @@
 //! The methods of `tlite quantize`, and the calibration text that some of them need.
 
+use super::choices;
 use super::load::{load, place};
-use super::options::{DeviceOptions, ExecOptions, Float, Precision, from_one, read_text};
+use super::options::{DeviceOptions, ExecOptions, Precision, from_one, read_text};
 use super::perplexity::{encode, window};
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
@@ -12,6 +13,7 @@ use transformer_lite::unstable::llm::engine::{Observe, PADDING};
 use transformer_lite::unstable::llm::load::Purpose;
 use transformer_lite::unstable::llm::{Activations, KvType, ModelFolder, Tokenizer};
 use transformer_lite::unstable::quant::Integers;
+use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::calibrate::{
     AwqMethods, Calibration, GptqMethods, Products, Progress, WeightedMethods,
 };
@@ -56,8 +58,8 @@ pub struct CalibrationOptions {
     on: DeviceOptions,
     /// Storage of activations on a device [default: f16 on GPUs; f32 on CPUs or if the model
     /// quantizes at run time]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    float: Option<Float>,
+    #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true)]
+    float: Option<DType>,
 }
 
 impl CalibrationOptions {

@@ -1,13 +1,15 @@
 //! Options whose values are types of the library: their names on the command line, and a line of
 //! help for each.
 
+use crate::files::picture::Fit;
 use clap::builder::{PossibleValue, PossibleValuesParser, StyledStr, TypedValueParser};
 use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::{BackendKind, ImageUse, Priority, ReplayMode};
 use transformer_lite::unstable::cache::Kind;
-use transformer_lite::unstable::llm::{Activations, KvType};
+use transformer_lite::unstable::llm::{Activations, KvType, WhiteSpace};
 use transformer_lite::unstable::placement::BackendChoice;
+use transformer_lite::unstable::tensor::DType;
 
 /// A parser of these values.
 fn values<T: Copy + Send + Sync + 'static>(
@@ -39,6 +41,31 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
         };
         value(v, v.name(), help)
     }))
+}
+
+pub(super) fn float() -> impl TypedValueParser<Value = DType> {
+    values([
+        value(DType::F32, "f32", "32 bits"),
+        value(DType::F16, "f16", "16 bits"),
+    ])
+}
+
+pub(super) fn fit() -> impl TypedValueParser<Value = Fit> {
+    let pad = "Fit the whole picture into the upper left of the input and pad the rest";
+    values([
+        value(Fit::Stretch, "stretch", "Stretch the picture"),
+        value(Fit::Crop, "crop", "Cover the input and crop the rest"),
+        value(Fit::Pad, "pad", pad),
+    ])
+}
+
+pub(super) fn json_space() -> impl TypedValueParser<Value = WhiteSpace> {
+    let bounded = "Up to 20 blanks, or a line break and up to 20 blanks";
+    values([
+        value(WhiteSpace::Bounded, "bounded", bounded),
+        value(WhiteSpace::Compact, "compact", "None"),
+        value(WhiteSpace::Unlimited, "unlimited", "Any, without a bound"),
+    ])
 }
 
 pub(super) fn kv() -> impl TypedValueParser<Value = KvType> {

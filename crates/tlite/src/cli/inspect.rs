@@ -6,7 +6,7 @@ use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{
-    ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, first_given, from_one, padding,
+    ADVANCED, LimitOptions, ModelArg, Verbosity, check_writable, first_given, from_one, padding,
 };
 use super::output::{note, print_report};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
@@ -20,6 +20,7 @@ use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::llm::KvType;
 use transformer_lite::unstable::llm::engine::{CHUNK, PADDING};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::tensor::DType;
 
 /// Show what a model contains and what it needs to run
 ///
@@ -69,8 +70,8 @@ pub struct Args {
     kv: Option<KvType>,
     /// Type of activations [default: f16 for a language model, unless it quantizes at run time;
     /// else f32]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
-    float: Option<Float>,
+    #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
+    float: Option<DType>,
     #[command(flatten)]
     limits: LimitOptions,
     #[command(flatten)]
@@ -149,7 +150,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         chunk: args.chunk.map_or(CHUNK, usize::from),
         padding: args.padding.unwrap_or(PADDING),
         kv: args.kv.unwrap_or_default(),
-        float: args.float.map(Float::dtype),
+        float: args.float,
         limits: args.limits.limits.clone(),
     };
     let report = inspect(&model_path(given, interrupt)?, &request)?;

@@ -38,7 +38,7 @@ mod tune;
 pub use cache::CacheOptions;
 pub use docs::{json_markdown, markdown, operators_markdown};
 pub use interrupt::INTERRUPTED;
-pub use options::{DeviceOptions, ExecOptions, Float, LimitOptions, ModelArg, Precision, Verbosity};
+pub use options::{DeviceOptions, ExecOptions, LimitOptions, ModelArg, Precision, Verbosity};
 pub use output::{LogLines, is_broken_pipe, message};
 pub use sampling::{Chosen, SamplingOptions};
 

@@ -172,10 +172,10 @@ impl DeviceOptions {
 
     /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which
     /// keeps the model's types.
-    pub fn storage_type(&self, float: Option<Float>) -> Result<Option<DType>> {
+    pub fn storage_type(&self, float: Option<DType>) -> Result<Option<DType>> {
         match (float, self.backend) {
-            (Some(Float::F16), BackendChoice::Host) => Err(DeviceOnly::F16.refusal()),
-            _ => Ok(float.map(Float::dtype)),
+            (Some(DType::F16), BackendChoice::Host) => Err(DeviceOnly::F16.refusal()),
+            _ => Ok(float),
         }
     }
 }
@@ -184,24 +184,6 @@ impl DeviceOptions {
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
         note(&DeviceOnly::F16.note().to_string());
-    }
-}
-
-/// Storage types of activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Float {
-    /// 32 bits.
-    F32,
-    /// 16 bits.
-    F16,
-}
-
-impl Float {
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-        }
     }
 }
 
@@ -277,8 +259,8 @@ impl PassOptions {
 pub struct Precision {
     /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32, with a cache in
     /// f16, on `cpu`; f32 on other CPUs or if the model quantizes at run time]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = EXECUTION)]
-    pub float: Option<Float>,
+    #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true, help_heading = EXECUTION)]
+    pub float: Option<DType>,
     /// Storage of the KV cache on a device
     #[arg(
         long,
@@ -333,7 +315,7 @@ impl ExecOptions {
         LoadOptions {
             place: self.on.placement(),
             context: self.context.map(NonZeroUsize::get),
-            float: self.precision.float.map(Float::dtype),
+            float: self.precision.float,
             kv: self.precision.kv,
             act: self.precision.act,
             padding: self.padding,

@@ -5,10 +5,11 @@ mod labels;
 mod picture;
 mod report;
 
+use super::choices;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{
-    ADVANCED, DeviceOptions, Float, IntegerOption, PassOptions, Verbosity, from_one, from_zero, note_unused,
+    ADVANCED, DeviceOptions, IntegerOption, PassOptions, Verbosity, from_one, from_zero, note_unused,
 };
 use super::output::{self, note, print_report};
 use crate::files::{self, npy};
@@ -100,8 +101,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = from_one)]
     repeat: NonZeroUsize,
     /// Type of activations on a device [default: f32]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    float: Option<Float>,
+    #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true)]
+    float: Option<DType>,
     /// Time each step and list the slowest kernels
     #[arg(long)]
     profile: bool,

@@ -1,8 +1,8 @@
 //! Options of pictures, and the sizes of pictures that a model takes.
 
+use crate::cli::choices;
 use crate::cli::options::{first_given, whole};
 use crate::files::picture::{Fit, IMAGENET, PictureOptions};
-use clap::ValueEnum;
 use std::collections::BTreeSet;
 use transformer_lite::unstable::runner::Runner;
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Symbol};
@@ -20,8 +20,8 @@ pub struct PictureArgs {
     #[arg(long, value_name = "N", value_parser = multiple, conflicts_with = "image_size", hide_short_help = true)]
     image_multiple: Option<u32>,
     /// How to fit pictures whose aspect ratio differs from the input's [default: stretch]
-    #[arg(long, value_enum, value_name = "HOW")]
-    image_fit: Option<FitArg>,
+    #[arg(long, value_parser = choices::fit(), value_name = "HOW")]
+    image_fit: Option<Fit>,
     /// Mean color (0 to 1) to subtract, or `imagenet`
     ///
     /// `imagenet` is 0.485,0.456,0.406 and also sets --image-std to 0.229,0.224,0.225.
@@ -33,17 +33,6 @@ pub struct PictureArgs {
     /// Order channels blue, green, red
     #[arg(long, hide_short_help = true)]
     image_bgr: bool,
-}
-
-/// [`Fit`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum FitArg {
-    /// Stretch the picture
-    Stretch,
-    /// Cover the input and crop the rest
-    Crop,
-    /// Fit the whole picture into the upper left of the input and pad the rest
-    Pad,
 }
 
 impl PictureArgs {
@@ -66,11 +55,7 @@ impl PictureArgs {
         PictureOptions {
             size: self.image_size,
             multiple: self.image_multiple.unwrap_or(1),
-            fit: match self.image_fit {
-                None | Some(FitArg::Stretch) => Fit::Stretch,
-                Some(FitArg::Crop) => Fit::Crop,
-                Some(FitArg::Pad) => Fit::Pad,
-            },
+            fit: self.image_fit.unwrap_or_default(),
             mean: self.image_mean.unwrap_or_default(),
             deviation: self.image_std.unwrap_or(usual),
             bgr: self.image_bgr,
