@@ -410,7 +410,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     args.drafts.check()?;
     let source = args.model.source(interrupt)?;
-    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
+    let folder = ModelFolder::holding("MODEL", &source.path, &[])?;
     let options = LoadOptions {
         weights: source.weights,
         ..args.exec.load_options()

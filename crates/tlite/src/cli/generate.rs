@@ -2,7 +2,7 @@
 
 use super::answer::{AnswerOptions, Facts, Outcome, Reading, answer};
 use super::interrupt::Interrupt;
-use super::load::{LoadTime, model_folder, print_loaded, waiting};
+use super::load::{LoadTime, milliseconds, model_folder, print_loaded, waiting};
 use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity};
 use super::output::{figures, note, put, put_json, text_output};
 use super::sampling::{Chosen, SamplingOptions};
@@ -220,8 +220,8 @@ fn report<'a>(
         text: &outcome.text,
         stop: outcome.finish.map(stop),
         seed,
-        load_ms: time.all_ms(),
-        compile_ms: time.compiling_ms(),
+        load_ms: milliseconds(time.all),
+        compile_ms: milliseconds(time.compiling),
         prefill_tokens_per_s: metrics.prefill_tokens_per_s(),
         decode_tokens_per_s: metrics.decode_tokens_per_s(),
         drafted_tokens: metrics.drafted,

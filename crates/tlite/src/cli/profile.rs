@@ -151,7 +151,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     check_no_bind(&args.bind, "--prefill and --past")?;
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
     let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
-    let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
+    let folder = ModelFolder::holding("MODEL", &source.path, &[])?;
     let loaded = load::load(
         &folder,
         &LoadOptions {
@@ -330,17 +330,17 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
     }
     let source = args.model.source(interrupt)?;
-    let decodes = inspect::is_decoder(source.path())?;
+    let decodes = inspect::is_decoder(&source.path)?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;
     let peaks = probe.peaks();
     let runs = if decodes {
         decoder(args, &source, &peaks)?
     } else {
-        other(args, source.path(), &peaks)?
+        other(args, &source.path, &peaks)?
     };
     let report = Report {
-        model: inspect::model_name(source.path())?,
+        model: inspect::model_name(&source.path)?,
         backend: caps.backend,
         device: &caps.device,
         driver: &caps.driver,

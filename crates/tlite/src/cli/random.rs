@@ -6,7 +6,7 @@ use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, first_given, from_one, fro
 use super::quantize::group_size;
 use clap::builder::PossibleValuesParser;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
@@ -56,18 +56,12 @@ pub struct RandomOptions {
 
 /// The model of a command.
 pub struct Source {
-    path: PathBuf,
+    /// The folder of the model, or its file.
+    pub path: PathBuf,
     /// Where its weights come from.
     pub weights: WeightSource,
     /// The folder of a made-up model; removed on drop.
     _folder: Option<TempDir>,
-}
-
-impl Source {
-    /// The folder of the model, or its file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 impl RandomOptions {

@@ -258,7 +258,7 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let source = args.model.source(interrupt)?;
-    let model = source.path();
+    let model = &source.path;
     let decodes = inspect::is_decoder(model)?;
     let (caps, probe) = device(&args.exec)?;
     let peaks = probe.peaks();
