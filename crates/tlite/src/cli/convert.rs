@@ -153,10 +153,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let new = NewFolder::create(&args.output, CONVERT)?;
     let _unfinished = interrupt.scratch(new.temporary());
     let bar = byte_bar();
-    let mut progress = |p: checkpoint::Progress<'_>| {
-        advance(&bar, p.done, p.total);
-        bar.set_message(p.tensor.to_owned());
-    };
+    let mut progress = |p: checkpoint::Progress<'_>| advance(&bar, p.done, p.total, p.tensor);
     let result = if folder {
         checkpoint::folder::convert_into(&args.file, new.path(), &mut progress)
     } else {

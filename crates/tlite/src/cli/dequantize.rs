@@ -35,8 +35,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let _unfinished = interrupt.scratch(new.temporary());
     let bar = byte_bar();
     let result = dequantize_into(&args.model, new.path(), &mut |p: Progress<'_>| {
-        advance(&bar, p.done, p.total);
-        bar.set_message(p.tensor.to_owned());
+        advance(&bar, p.done, p.total, p.tensor);
     });
     bar.finish_and_clear();
     let done = result?;

@@ -89,10 +89,8 @@ impl<'a> View<'a> {
             self.clear();
             subject.clone_into(&mut self.subject);
         }
-        let bar = self
-            .bar
-            .get_or_insert_with(|| byte_bar().with_message(subject.to_owned()));
-        advance(bar, done, total.unwrap_or(done));
+        let bar = self.bar.get_or_insert_with(byte_bar);
+        advance(bar, done, total.unwrap_or(done), subject);
     }
 
     fn clear(&mut self) {

@@ -253,13 +253,17 @@ const BYTES: &str = "{bar:20} {decimal_bytes}/{decimal_total_bytes} {wide_msg}";
 /// Of a bar whose total is not known yet.
 const UNKNOWN: &str = "{wide_msg}";
 
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+}
+
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(num::wide(steps));
-    on_screen(match ProgressStyle::with_template(COUNTED) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    })
+    style(&bar, COUNTED);
+    on_screen(bar)
 }
 
 /// Makes a moving line a bar that has come to `done` of `all`, called `what`. Does nothing if `all`
@@ -268,9 +272,7 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
     if all == 0 {
         return;
     }
-    if let Ok(style) = ProgressStyle::with_template(COUNTED) {
-        line.set_style(style);
-    }
+    style(line, COUNTED);
     line.set_message(printable(what).into_owned());
     line.set_length(num::wide(all));
     line.set_position(num::wide(done));
@@ -280,21 +282,19 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
 /// until [`advance`] sets the total.
 pub fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    on_screen(match ProgressStyle::with_template(UNKNOWN) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    })
+    style(&bar, UNKNOWN);
+    on_screen(bar)
 }
 
-/// Moves a [`byte_bar`] to `done` of `total` bytes. Does nothing if `total` is 0.
-pub fn advance(bar: &ProgressBar, done: u64, total: u64) {
+/// Moves a [`byte_bar`], called `what`, to `done` of `total` bytes. Does not move it if `total` is
+/// 0.
+pub fn advance(bar: &ProgressBar, done: u64, total: u64, what: &str) {
+    bar.set_message(what.to_owned());
     if total == 0 {
         return;
     }
-    if bar.length() == Some(0)
-        && let Ok(style) = ProgressStyle::with_template(BYTES)
-    {
-        bar.set_style(style);
+    if bar.length() == Some(0) {
+        style(bar, BYTES);
     }
     bar.set_length(total);
     bar.set_position(done);

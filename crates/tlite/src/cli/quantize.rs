@@ -403,10 +403,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&output);
         }
     });
-    let mut progress = |p: Progress<'_>| {
-        advance(&bar, p.done, p.total);
-        bar.set_message(p.tensor.to_owned());
-    };
+    let mut progress = |p: Progress<'_>| advance(&bar, p.done, p.total, p.tensor);
     let result = with_methods(
         args.by().calibrated_by(),
         &args.calibration,
