@@ -4,6 +4,7 @@ use super::choices;
 use super::load::{load, place};
 use super::options::{DeviceOptions, ExecOptions, Precision, from_one, read_text};
 use super::perplexity::{encode, window};
+use super::quantize::By;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -18,23 +19,6 @@ use transformer_lite_convert::calibrate::{
     AwqMethods, Calibration, GptqMethods, Products, Progress, WeightedMethods,
 };
 use transformer_lite_convert::quantize::{Methods, Options};
-
-/// How a method uses calibration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CalibratedBy {
-    /// Not at all: the method looks at weights only.
-    Nothing,
-    /// Not at all; it makes integers.
-    Integers,
-    /// With a text, errors of weights are weighted by the mean squares of their inputs.
-    Squares,
-    /// GPTQ: compensates errors, using the Hessians of the inputs.
-    Gptq,
-    /// AWQ: scales weights, using the Hessians of the inputs.
-    Awq,
-    /// Both: scales weights, then rounds with compensation.
-    AwqGptq,
-}
 
 /// Number of tokens of a calibration text that are used by default.
 const TOKENS: usize = 8192;
@@ -84,7 +68,7 @@ impl CalibrationOptions {
 /// `model`; the model runs when they are prepared, or later. Usage errors: a calibration text that
 /// is missing or that the method cannot use, a model that does not generate text.
 pub fn with_methods<T>(
-    by: CalibratedBy,
+    by: By,
     given: &CalibrationOptions,
     model: &Path,
     options: &Options,
@@ -92,14 +76,14 @@ pub fn with_methods<T>(
     work: &mut dyn FnMut(&mut dyn Methods) -> Result<T>,
 ) -> Result<T> {
     let file = match (&given.calibration, by) {
-        (Some(_), CalibratedBy::Nothing | CalibratedBy::Integers) => {
+        (Some(_), By::Rtn | By::Int) => {
             return Err(Error::usage(
                 "--calibration",
                 "this method takes no calibration text",
             ));
         }
-        (None, CalibratedBy::Integers) => return work(&mut Integers),
-        (None, CalibratedBy::Gptq | CalibratedBy::Awq | CalibratedBy::AwqGptq) => {
+        (None, By::Int) => return work(&mut Integers),
+        (None, By::Gptq | By::Awq | By::AwqGptq) => {
             let what = "gptq, awq and awq-gptq need a calibration text; give --calibration FILE";
             return Err(Error::usage("--calibration", what));
         }
@@ -136,12 +120,10 @@ pub fn with_methods<T>(
     let graph = import(&folder.onnx())?;
     let products = Products::of(&graph);
     match by {
-        CalibratedBy::Gptq => work(&mut GptqMethods::new(&calibration, &products, options.method)),
-        CalibratedBy::Awq => work(&mut AwqMethods::new(&calibration, &products, options.method)),
-        CalibratedBy::AwqGptq => {
-            work(&mut AwqMethods::new(&calibration, &products, options.method).compensated())
-        }
-        CalibratedBy::Nothing | CalibratedBy::Integers | CalibratedBy::Squares => {
+        By::Gptq => work(&mut GptqMethods::new(&calibration, &products, options.method)),
+        By::Awq => work(&mut AwqMethods::new(&calibration, &products, options.method)),
+        By::AwqGptq => work(&mut AwqMethods::new(&calibration, &products, options.method).compensated()),
+        By::Rtn | By::Mse | By::Mae | By::Mixed | By::Int => {
             work(&mut WeightedMethods::new(&calibration, &products, options.method))
         }
     }

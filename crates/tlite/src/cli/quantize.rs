@@ -3,7 +3,7 @@
 mod int8;
 mod page;
 
-use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
+use super::calibration::{CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report, first_given, is_same};
 use super::output::{advance, byte_bar, note, print_report, table, titled};
@@ -23,7 +23,7 @@ use transformer_lite_convert::quantize::{
 
 /// How scales, biases and formats are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum By {
+pub(super) enum By {
     /// Round to nearest
     Rtn,
     /// Minimize the squared error of each group
@@ -49,17 +49,6 @@ impl By {
             Self::Rtn | Self::Int => Method::Rtn,
             Self::Mse | Self::Mixed | Self::Gptq | Self::Awq | Self::AwqGptq => Method::Mse,
             Self::Mae => Method::Mae,
-        }
-    }
-
-    fn calibrated_by(self) -> CalibratedBy {
-        match self {
-            Self::Rtn => CalibratedBy::Nothing,
-            Self::Int => CalibratedBy::Integers,
-            Self::Mse | Self::Mae | Self::Mixed => CalibratedBy::Squares,
-            Self::Gptq => CalibratedBy::Gptq,
-            Self::Awq => CalibratedBy::Awq,
-            Self::AwqGptq => CalibratedBy::AwqGptq,
         }
     }
 }
@@ -405,7 +394,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     });
     let mut progress = |p: Progress<'_>| advance(&bar, p.done, p.total, p.tensor);
     let result = with_methods(
-        args.by().calibrated_by(),
+        args.by(),
         &args.calibration,
         &args.model,
         &options,
