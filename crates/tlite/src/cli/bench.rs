@@ -125,7 +125,7 @@ pub struct Args {
 }
 
 /// The object of `tlite bench --json`.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(super) struct Report<'a> {
     /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'a str,
@@ -158,11 +158,7 @@ impl<'a> Report<'a> {
             device: &place.device,
             driver: &place.driver,
             used,
-            results: &[],
-            parallel: &[],
-            draft: &[],
-            longest_slice_ms: None,
-            interrupted: false,
+            ..Self::default()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::choices;
 use super::options::{ADVANCED, whole};
-use super::output::{fitted_table, note, print_report, put, text_output};
+use super::output::{fitted_table, note, print_report, put, text_output, titled};
 use clap::Subcommand;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use schemars::JsonSchema;
@@ -231,17 +231,18 @@ fn owner(entry: &Entry) -> &str {
 
 /// A line for each kind and device or, with `files`, for each file.
 fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
-    let heads = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     if files {
-        let mut rows = vec![heads(&["kind", "device", "kernel", "size", "used"])];
-        rows.extend(entries.iter().map(|e| {
-            let subject = e.key.as_ref().map_or("", |k| &k.subject);
-            let names = [e.kind.name(), owner(e), subject].map(str::to_owned);
-            names
-                .into_iter()
-                .chain([size_text(e.bytes), age_text(age(e, now))])
-                .collect()
-        }));
+        let subject = |e: &Entry| e.key.as_ref().map_or_else(String::new, |k| k.subject.clone());
+        let rows = titled(
+            entries,
+            &[
+                ("kind", &|e| e.kind.name().to_owned()),
+                ("device", &|e| owner(e).to_owned()),
+                ("kernel", &subject),
+                ("size", &|e| size_text(e.bytes)),
+                ("used", &|e| age_text(age(e, now))),
+            ],
+        );
         return fitted_table(&rows, 3, 2);
     }
     let mut groups = BTreeMap::<_, Group>::new();
@@ -254,16 +255,17 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
         group.bytes += e.bytes;
         group.age = group.age.min(age(e, now));
     }
-    let mut rows = vec![heads(&["kind", "device", "files", "size", "used"])];
-    rows.extend(groups.into_iter().map(|((kind, device), group)| {
-        let names = [kind.name(), device].map(str::to_owned);
-        let numbers = [
-            group.files.to_string(),
-            size_text(group.bytes),
-            age_text(group.age),
-        ];
-        names.into_iter().chain(numbers).collect()
-    }));
+    let groups: Vec<_> = groups.into_iter().collect();
+    let rows = titled(
+        &groups,
+        &[
+            ("kind", &|((kind, _), _)| kind.name().to_owned()),
+            ("device", &|((_, device), _)| (*device).to_owned()),
+            ("files", &|(_, group)| group.files.to_string()),
+            ("size", &|(_, group)| size_text(group.bytes)),
+            ("used", &|(_, group)| age_text(group.age)),
+        ],
+    );
     fitted_table(&rows, 2, 1)
 }
 

@@ -310,6 +310,19 @@ pub fn titled<T>(items: &[T], columns: &[Column<'_, T>]) -> Vec<Vec<String>> {
     std::iter::once(titles).chain(items.iter().map(row)).collect()
 }
 
+/// `items` by key; groups and their items keep their order.
+pub fn grouped<'a, T, K: PartialEq>(items: &'a [T], key: impl Fn(&'a T) -> K) -> Vec<(K, Vec<&'a T>)> {
+    let mut groups: Vec<(K, Vec<&T>)> = Vec::new();
+    for item in items {
+        let key = key(item);
+        match groups.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((key, vec![item])),
+        }
+    }
+    groups
+}
+
 /// Widest cell to which the other cells of its column are padded.
 const WIDEST: usize = 200;
 

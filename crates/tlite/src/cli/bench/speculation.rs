@@ -60,7 +60,7 @@ pub(super) fn extent(sets: &[Set]) -> (usize, usize) {
 
 /// Decoding with and without a draft after the prompts of one kind. Speeds are those of all answers
 /// together, each the median of its runs.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(in crate::cli) struct DraftLine {
     /// Kind of prompts.
     pub(super) prompts: String,
@@ -146,15 +146,8 @@ fn measure(
 ) -> Result<Option<DraftLine>> {
     let mut line = DraftLine {
         prompts: set.kind.to_owned(),
-        tokens: 0,
-        plain_tokens_per_s: 0.0,
-        draft_tokens_per_s: 0.0,
-        ratio: 0.0,
         worst_ratio: f64::INFINITY,
-        worst_prompt: String::new(),
-        drafted: 0,
-        accepted: 0,
-        different: 0,
+        ..DraftLine::default()
     };
     let mut total = [0.0; 2];
     let mut decoded = [0; 2];

@@ -7,7 +7,7 @@ use super::{Args, shape_text};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, first_given, from_one, from_zero};
-use crate::cli::output::{bar, count, note, print_report, table, titled, warning};
+use crate::cli::output::{bar, count, grouped, note, print_report, table, titled, warning};
 use crate::inspect::model_file;
 use clap::ValueEnum;
 use items::Items;
@@ -376,14 +376,7 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
             .map(|l| format!("kept in float: {} {}: {}\n", l.op, l.name, l.reason));
         return lines.collect();
     }
-    let mut reasons: Vec<(&str, Vec<&LeftNode>)> = Vec::new();
-    for l in left {
-        match reasons.iter_mut().find(|(reason, _)| *reason == l.reason) {
-            Some((_, nodes)) => nodes.push(l),
-            None => reasons.push((&l.reason, vec![l])),
-        }
-    }
-    let line = |(reason, nodes): &(&str, Vec<&LeftNode>)| {
+    let line = |(reason, nodes): (&str, Vec<&LeftNode>)| {
         if let [only] = nodes.as_slice() {
             return format!("kept in float: {} {}: {reason}\n", only.op, only.name);
         }
@@ -399,7 +392,8 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
             ops.join(", ")
         )
     };
-    reasons.iter().map(line).collect()
+    let reasons = grouped(left, |l| &*l.reason);
+    reasons.into_iter().map(line).collect()
 }
 
 /// The report for people: the table of layers, nodes in floats, then the totals.

@@ -1,7 +1,7 @@
 //! What a run gave, for people and as JSON.
 
 use super::labels::Labels;
-use crate::cli::output::{shortened, table, titled};
+use crate::cli::output::{grouped, shortened, table, titled};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -79,15 +79,7 @@ pub fn shares(times: &[Timing]) -> Vec<Share> {
         Some(k) => k.split('<').next().unwrap_or(k).to_owned(),
         None => "on the host".to_owned(),
     };
-    let mut groups: Vec<(String, Vec<&Timing>)> = Vec::new();
-    for t in times {
-        let name = name(t);
-        match groups.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, list)) => list.push(t),
-            None => groups.push((name, vec![t])),
-        }
-    }
-    let mut out: Vec<Share> = groups
+    let mut out: Vec<Share> = grouped(times, name)
         .into_iter()
         .filter_map(|(kernel, list)| {
             let sum = list.iter().map(|t| t.nanoseconds).sum();
@@ -108,7 +100,7 @@ pub fn shares(times: &[Timing]) -> Vec<Share> {
 }
 
 /// An input or output.
-#[derive(Debug, Serialize, schemars::JsonSchema)]
+#[derive(Debug, Default, Serialize, schemars::JsonSchema)]
 pub struct Value {
     /// Name.
     name: String,
@@ -260,13 +252,8 @@ impl Value {
             name: name.to_owned(),
             dtype: t.dtype().to_string(),
             shape: t.shape().to_vec(),
-            min: None,
-            max: None,
-            mean: None,
-            nan: 0,
-            infinite: 0,
-            top: Vec::new(),
             file,
+            ..Self::default()
         };
         #[expect(clippy::cast_precision_loss, reason = "for people")]
         let mean = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
@@ -426,15 +413,7 @@ fn placement(report: &Report, segments: &[Segment]) -> String {
         count_text(report.host.len(), "step")
     );
     // One line for all that have one reason; --json has each.
-    let mut groups: Vec<(String, Vec<&OnHost>)> = Vec::new();
-    for h in &report.host {
-        let why = format!("{}: {}", h.work, h.why);
-        match groups.iter_mut().find(|(w, _)| *w == why) {
-            Some((_, all)) => all.push(h),
-            None => groups.push((why, vec![h])),
-        }
-    }
-    for (why, all) in groups {
+    for (why, all) in grouped(&report.host, |h| format!("{}: {}", h.work, h.why)) {
         let sum = |f: fn(&OnHost) -> usize| all.iter().map(|h| f(h)).sum::<usize>();
         let names: Vec<String> = all.iter().take(3).map(|h| format!("\"{}\"", h.node)).collect();
         let more = if all.len() > 3 { ", ..." } else { "" };
