@@ -8,7 +8,6 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{Backend, Caps};
 use transformer_lite::unstable::error::{Error, Result};
@@ -119,42 +118,22 @@ impl fmt::Display for LoadTime {
     }
 }
 
-/// Reports at intervals that long work goes on, until it is dropped.
-struct Sign {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
 /// Said when `auto` finds no device.
 const NO_DEVICE: &str = "no device found (see `tlite devices`); running on the host, which is slow";
 
 /// How often it reports.
 const SIGN: Duration = Duration::from_secs(15);
 
-impl Sign {
-    fn new(every: Duration, mut report: impl FnMut(u64) + Send + 'static) -> Self {
-        let (stop, stopped) = channel();
-        let start = Instant::now();
-        let thread = std::thread::spawn(move || {
-            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                report(start.elapsed().as_secs());
-            }
-        });
-        Self {
-            stop: Some(stop),
-            thread: Some(thread),
+/// Reports at intervals that long work goes on, until the result is dropped.
+fn sign(every: Duration, mut report: impl FnMut(u64) + Send + 'static) -> Sender<()> {
+    let (stop, stopped) = channel();
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            report(start.elapsed().as_secs());
         }
-    }
-}
-
-impl Drop for Sign {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // A thread that has panicked reports nothing any more.
-            let _ended = thread.join();
-        }
-    }
+    });
+    stop
 }
 
 /// Loads the model in `folder`. `on_progress` and errors are those of [`Loaded::new`].
@@ -190,7 +169,7 @@ pub fn waiting<T>(
 ) -> Result<(T, LoadTime)> {
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
-    let mut sign = None;
+    let mut reports = None;
     let (mut compiling, mut compiled) = (None, None);
     let done = work(&mut |step| match step {
         Loading::Memory(memory) => detail(&format!("memory {memory}")),
@@ -205,7 +184,7 @@ pub fn waiting<T>(
             note(&what);
             // On a terminal, the bar shows that work goes on.
             if !std::io::stderr().is_terminal() {
-                sign = Some(Sign::new(SIGN, |seconds| {
+                reports = Some(sign(SIGN, |seconds| {
                     let what = format!("still compiling and checking kernels ({seconds} s)");
                     note(&what);
                 }));
@@ -219,7 +198,7 @@ pub fn waiting<T>(
             output::count(&progress, ready, all, "kernels");
         }
     });
-    drop(sign);
+    drop(reports);
     progress.finish_and_clear();
     let end = Instant::now();
     let compiling = compiling.map(|from| compiled.unwrap_or(end).duration_since(from));
@@ -237,7 +216,7 @@ mod tests {
     #[test]
     fn a_sign_reports_until_it_is_dropped() {
         let (sender, receiver) = channel();
-        let sign = Sign::new(Duration::from_millis(1), move |_| {
+        let sign = sign(Duration::from_millis(1), move |_| {
             let _gone = sender.send(());
         });
         receiver.recv().unwrap();
