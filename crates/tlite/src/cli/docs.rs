@@ -416,16 +416,9 @@ impl<'a> Reader<'a> {
                 kind: kind.clone(),
             });
             let list = if kind.starts_with("list") { "[]" } else { "" };
-            match inner
-                .and_then(|i| i.get("additionalProperties"))
-                .filter(|a| a.is_object())
-            {
-                Some(_) => {}
-                None => {
-                    if let Some(inner) = inner {
-                        self.keys(&format!("{path}{list}."), inner);
-                    }
-                }
+            let open = |i: &&Value| i.get("additionalProperties").is_some_and(Value::is_object);
+            if let Some(inner) = inner.filter(|i| !open(i)) {
+                self.keys(&format!("{path}{list}."), inner);
             }
         }
         for part in ["allOf", "anyOf"] {
