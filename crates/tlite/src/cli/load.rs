@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-use transformer_lite::unstable::backend::{Backend, Caps};
+use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::LanguageModel;
@@ -62,13 +62,8 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
     let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
     Ok(match open(&options.on)? {
         Some(backend) => {
-            let Caps {
-                backend,
-                device,
-                driver,
-                ..
-            } = backend.caps();
-            format!("{backend}, {device}, {driver}, in {float}")
+            let caps = backend.caps();
+            format!("{}, {}, {}, in {float}", caps.backend, caps.device, caps.driver)
         }
         None => {
             options.on.backend = BackendChoice::Host;

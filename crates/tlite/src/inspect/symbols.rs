@@ -147,17 +147,15 @@ impl Symbols {
                 all.into_iter().collect::<Vec<_>>().join(", ")
             )
         };
+        let unknown = |option: &str, symbol: &Symbol| {
+            let what = format!("the model has no symbol {symbol}; {}", names());
+            Err(Error::usage(option, what))
+        };
         if let Some((s, _)) = bind.iter().find(|(s, _)| !known(s)) {
-            return Err(Error::usage(
-                BIND,
-                format!("the model has no symbol {s}; {}", names()),
-            ));
+            return unknown(BIND, s);
         }
         if let Some(s) = constraints.symbols().iter().find(|s| !known(s)) {
-            return Err(Error::usage(
-                BOUNDS,
-                format!("the model has no symbol {s}; {}", names()),
-            ));
+            return unknown(BOUNDS, s);
         }
         let wrong = |e: transformer_lite::unstable::shape::ConstraintError| {
             Error::usage(BIND, format!("{e} ({})", text_of(bind)))
