@@ -149,8 +149,6 @@ fn costs(loaded: &Loaded, tokens: usize, past: usize) -> Result<Vec<NodeCost>> {
 
 fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> {
     check_no_bind(&args.bind, "--prefill and --past")?;
-    let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
-    let (mut prefill, mut past) = (usual(args.prefill), usual(args.past));
     let folder = ModelFolder::holding("MODEL", &source.path, &[])?;
     let loaded = load::load(
         &folder,
@@ -167,46 +165,34 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     if let (false, Some(_)) = (loaded.keeps_cache(), args.past) {
         return Err(Error::usage("--past", "the model has no KV cache"));
     }
-    let most = model.run_length();
-    if args.prefill.is_none() {
-        prefill = prefill.min(most);
-    }
-    if args.past.is_none() {
-        past = past.min(model.context().saturating_sub(1));
-    }
+    let (most, context) = (model.run_length(), model.context());
+    let usual = |most: usize| most.min(128);
+    let prefill = args.prefill.map_or_else(|| usual(most), NonZeroUsize::get);
+    let past = args
+        .past
+        .map_or_else(|| usual(context.saturating_sub(1)), NonZeroUsize::get);
     if prefill > most {
-        return Err(Error::usage(
-            "--prefill",
-            format!("{prefill} tokens: a run takes at most {most}"),
-        ));
+        let what = format!("{prefill} tokens: a run takes at most {most}");
+        return Err(Error::usage("--prefill", what));
     }
-    if past >= model.context() {
-        return Err(Error::usage(
-            "--past",
-            format!(
-                "{past} tokens leave no room in the context of {}",
-                model.context()
-            ),
-        ));
+    if past >= context {
+        let what = format!("{past} tokens leave no room in the context of {context}");
+        return Err(Error::usage("--past", what));
     }
-    let timings = measure(&mut model, 0, prefill)?;
-    let first = Profile::new(
-        format!("prefill {prefill}"),
-        &timings,
-        &costs(&loaded, prefill, 0)?,
-        peaks,
-    );
-    if !loaded.keeps_cache() {
-        return Ok(vec![first]);
+    let mut profile = |name: String, tokens: usize, past: usize| -> Result<Profile> {
+        let timings = measure(&mut model, past, tokens)?;
+        Ok(Profile::new(
+            name,
+            &timings,
+            &costs(&loaded, tokens, past)?,
+            peaks,
+        ))
+    };
+    let mut runs = vec![profile(format!("prefill {prefill}"), prefill, 0)?];
+    if loaded.keeps_cache() {
+        runs.push(profile(format!("decode at {past}"), 1, past)?);
     }
-    let timings = measure(&mut model, past, 1)?;
-    let second = Profile::new(
-        format!("decode at {past}"),
-        &timings,
-        &costs(&loaded, 1, past)?,
-        peaks,
-    );
-    Ok(vec![first, second])
+    Ok(runs)
 }
 
 fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {

@@ -259,15 +259,12 @@ pub(super) fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe
         let Some(test) = tests.iter().find(|t| t.name() == line.test) else {
             continue;
         };
-        let costs = match *test {
-            Test::Prefill(n) => loaded.costs(n, 0)?,
-            Test::Decode(n, depth) => loaded.costs(1, depth + n / 2)?,
+        let (tokens, past) = match *test {
+            Test::Prefill(n) => (n, 0),
+            Test::Decode(n, depth) => (1, depth + n / 2),
         };
-        let Some(costs) = costs else { continue };
-        let tokens = if matches!(test, Test::Prefill(_)) {
-            test.tokens()
-        } else {
-            1
+        let Some(costs) = loaded.costs(tokens, past)? else {
+            continue;
         };
         let work = Work::new(line.test.clone(), Some(tokens), &costs, &peaks);
         #[expect(
