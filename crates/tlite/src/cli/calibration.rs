@@ -33,13 +33,13 @@ pub struct CalibrationOptions {
     /// .npy files, or a text with a line for each item. A model with several inputs takes a folder
     /// with one folder per item that holds NAME.npy for each input.
     #[arg(long, value_name = "PATH")]
-    calibration: Option<PathBuf>,
+    pub calibration: Option<PathBuf>,
     /// Use the first N tokens of the text [default: 8192]
     #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     calibration_tokens: Option<NonZeroUsize>,
     /// Where the model runs.
     #[command(flatten)]
-    on: DeviceOptions,
+    pub on: DeviceOptions,
     /// Storage of activations on a device [default: f16 on GPUs; f32 on CPUs or if the model
     /// quantizes at run time]
     #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true)]
@@ -47,20 +47,10 @@ pub struct CalibrationOptions {
 }
 
 impl CalibrationOptions {
-    /// The calibration data.
-    pub fn set(&self) -> Option<&Path> {
-        self.calibration.as_deref()
-    }
-
     /// The first given option that applies to weight formats only.
     pub fn of_weights(&self) -> Option<&'static str> {
         let tokens = self.calibration_tokens.map(|_| "--calibration-tokens");
         tokens.or(self.float.map(|_| "--float"))
-    }
-
-    /// Where the model runs.
-    pub fn device(&self) -> &DeviceOptions {
-        &self.on
     }
 }
 

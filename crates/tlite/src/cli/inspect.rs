@@ -11,7 +11,7 @@ use super::options::{
 use super::output::{note, print_report};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use text::{header_text, list, text};
 use transformer_lite::unstable::backend::{Caps, OpenOptions};
 use transformer_lite::unstable::error::{Error, Result};
@@ -129,7 +129,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let given = args.model.given()?;
     if given.is_file() && is_gguf(given) && !args.asks_for_plan() {
-        return header_of(given, args.json);
+        let report = inspect_gguf(given)?;
+        return print_report(args.json, &report, || header_text(&report));
     }
     if let Some(file) = &args.html {
         check_writable("--html", file)?;
@@ -164,10 +165,4 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let nodes = if args.nodes { list(&report) } else { String::new() };
         text(&report, args.verbosity.verbose) + &nodes
     })
-}
-
-/// Prints what the header of a GGUF file says.
-fn header_of(file: &Path, json: bool) -> Result<()> {
-    let report = inspect_gguf(file)?;
-    print_report(json, &report, || header_text(&report))
 }

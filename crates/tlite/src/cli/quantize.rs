@@ -370,7 +370,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     check_form("MODEL", &args.model)?;
     let int8 = args.is_int8()?;
     let mut others = vec![(args.model.as_path(), "the model"), (&args.output, "the output")];
-    others.extend(args.calibration.set().map(|set| (set, "the calibration data")));
+    others.extend(
+        args.calibration
+            .calibration
+            .iter()
+            .map(|set| (set.as_path(), "the calibration data")),
+    );
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
         file.as_ref()
             .map_or(Ok(()), |file| check_report(option, file, &others))?;

@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::folder::GENERATION_CONFIG;
 use transformer_lite::unstable::llm::sampler::{
-    DRY_BASE, DRY_MULTIPLIER, Dry, FREQUENCY, MIN_P, PRESENCE, Penalties, REPETITION, Range, SamplerConfig,
-    Setting, TEMPERATURE, TOP_P, TYPICAL_P,
+    DRY_BASE, DRY_MULTIPLIER, Dry, FREQUENCY, MIN_P, PRESENCE, Penalties, REPETITION, SamplerConfig, Setting,
+    TEMPERATURE, TOP_P, TYPICAL_P,
 };
 use transformer_lite::unstable::llm::{ModelFolder, Sampler, Tokenizer};
 
@@ -183,12 +183,10 @@ fn drawn() -> Result<u64> {
 
 /// A parser of numbers in the range of a setting.
 fn number((_, range): Setting) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
-    move |text| in_range(text, range)
-}
-
-fn in_range(text: &str, range: Range) -> Result<f32, String> {
-    let value = text.parse().ok().filter(|v| range.holds(*v));
-    value.ok_or_else(|| format!("must be {range}"))
+    move |text| {
+        let value = text.parse().ok().filter(|v| range.holds(*v));
+        value.ok_or_else(|| format!("must be {range}"))
+    }
 }
 
 fn logit_bias(text: &str) -> Result<(u32, f32), String> {

@@ -134,11 +134,8 @@ impl Symbols {
         let made: HashSet<&Symbol> = graph.made().iter().map(|m| &m.symbol).collect();
         let known = |s: &Symbol| sources.contains_key(s) || made.contains(s);
         let names = || {
-            let all: BTreeSet<&str> = sources
-                .keys()
-                .chain(graph.made().iter().map(|m| &m.symbol))
-                .map(Symbol::name)
-                .collect();
+            let all = sources.keys().chain(made.iter().copied());
+            let all: BTreeSet<&str> = all.map(Symbol::name).collect();
             if all.is_empty() {
                 return "it has none".to_owned();
             }

@@ -187,7 +187,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         };
         count(&line, done, all, what);
     };
-    let device = args.calibration.device();
+    let device = &args.calibration.on;
     let open = Open {
         backend: &|| load::open(device),
         limits: &device.limits.limits,
@@ -321,27 +321,13 @@ fn scheme(options: &Options, s: &Summary) -> String {
             count_text(weights.len(), "layer")
         ),
     };
-    format!(
-        "{} weights, {} activations, {} ranges{}{}{}",
-        if options.per_tensor {
-            "per-tensor"
-        } else {
-            "per-channel"
-        },
-        if options.symmetric {
-            "symmetric"
-        } else {
-            "asymmetric"
-        },
-        options.ranges.name(),
-        if s.equalized > 0 { ", equalized" } else { "" },
-        rounded,
-        if options.correct_bias {
-            ", corrected biases"
-        } else {
-            ""
-        },
-    )
+    let pick = |is: bool, yes: &'static str, no: &'static str| if is { yes } else { no };
+    let scales = pick(options.per_tensor, "per-tensor", "per-channel");
+    let zero = pick(options.symmetric, "symmetric", "asymmetric");
+    let equalized = pick(s.equalized > 0, ", equalized", "");
+    let corrected = pick(options.correct_bias, ", corrected biases", "");
+    let ranges = options.ranges.name();
+    format!("{scales} weights, {zero} activations, {ranges} ranges{equalized}{rounded}{corrected}")
 }
 
 /// A line for each layer, without the ratios of results if no items were compared.

@@ -52,7 +52,7 @@ impl<'a> Items<'a> {
     /// Finds at most `at_most` items for the model, spread evenly over the set. Usage errors: no
     /// set is given; the set is empty; the model has inputs that it cannot fill.
     pub fn find(graph: &Graph, args: &'a Args, at_most: usize) -> Result<Self> {
-        let path = args.calibration.set().ok_or_else(|| {
+        let path = args.calibration.calibration.as_deref().ok_or_else(|| {
             refused("--format int8 needs calibration data: pictures or .npy files (a file or a folder), or a text file")
         })?;
         let mut inputs = Vec::new();
