@@ -6,7 +6,8 @@
 //! * [`quantize`]: quantizes the weights of a model folder; [`calibrate`]: measures the activations
 //!   that some of its methods need;
 //! * [`int8`]: quantizes weights and activations to 8-bit integers;
-//! * [`decoders`]: graphs of known architectures, without weights or with random ones.
+//! * [`families`]: what distinguishes the supported families of decoders;
+//! * [`decoders`]: known models, without weights or with random ones.
 //!
 //! The feature `hub`, on by default, downloads models; without it the crate has no HTTP.
 #![warn(
@@ -29,6 +30,7 @@ mod builder;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod decoders;
+pub mod families;
 pub mod gguf;
 pub mod int8;
 mod lock;

@@ -2,20 +2,14 @@
 
 use super::awq::Awq;
 use super::gptq::Gptq;
-use super::params::{Activation, Architecture, Params, Window};
+use super::params::{Params, Window, head_size};
 use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
+use crate::families::{ALL, Family, Windows};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::quant::Bits;
-
-/// `model_type` of a model that also reads images.
-const WITH_PICTURES: &str = "gemma3";
-/// `model_type` of the Llama architecture with a window in all layers.
-pub const MISTRAL: &str = "mistral";
-/// Upper bound on the head size.
-const MAX_HEAD: usize = 1 << 16;
 
 /// A number, which some programs write as a string.
 fn float(value: &Value) -> Option<f64> {
@@ -44,6 +38,7 @@ pub enum Scheme {
 }
 
 /// A JSON object in the file.
+#[derive(Clone)]
 pub struct Config {
     path: PathBuf,
     /// Path of the object in the file, as a prefix of its keys.
@@ -138,10 +133,21 @@ impl Config {
         Err(self.unsupported(key, format!("\"{value}\" is not supported; supported: {list}")))
     }
 
-    /// The configuration of the text model. `gemma3`, which also reads images, has it in an inner
+    /// The family of the model. An error, with a list, for one that is not supported.
+    pub fn family(&self) -> Result<&'static Family> {
+        let model_type = self.need("model_type", self.text("model_type")?)?;
+        let known = |f: &&Family| f.model_type == model_type || f.with_images == Some(model_type);
+        let names = ALL.iter().map(|f| f.model_type);
+        let names: Vec<_> = names.chain(ALL.iter().filter_map(|f| f.with_images)).collect();
+        self.one_of("model_type", model_type, &names)?;
+        self.need("model_type", ALL.into_iter().find(known))
+    }
+
+    /// The configuration of the text model. A model that also reads images has it in an inner
     /// object; the special tokens next to that object are added.
     pub fn text_model(mut self) -> Result<Self> {
-        if self.text("model_type")? != Some(WITH_PICTURES) {
+        let family = self.family()?;
+        if self.text("model_type")? != family.with_images {
             return Ok(self);
         }
         let mut text = self.need("text_config", self.inner("text_config")?)?;
@@ -155,127 +161,85 @@ impl Config {
                 text.map.insert(key.to_owned(), v);
             }
         }
-        let of = Architecture::Gemma3;
-        text.map.insert("model_type".to_owned(), of.model_type().into());
+        text.map.insert("model_type".to_owned(), family.model_type.into());
         text.map
-            .insert("architectures".to_owned(), vec![of.class()].into());
+            .insert("architectures".to_owned(), vec![family.class].into());
         Ok(text)
     }
 
-    /// A required size, or the library's default if it is missing.
-    fn need_size(&self, architecture: Architecture, key: &str) -> Result<usize> {
-        // Files of `gemma3` leave out default values.
-        let default = match (architecture, key) {
-            (Architecture::Gemma3, "num_attention_heads") => Some(8),
-            (Architecture::Gemma3, "num_key_value_heads") => Some(4),
-            (Architecture::Gemma3, "max_position_embeddings") => Some(131_072),
-            (Architecture::Gemma3, "vocab_size") => Some(262_208),
-            _ => None,
-        };
-        self.need(key, self.size(key)?.or(default))
+    /// With the values that the library assumes.
+    pub fn with_defaults(&self) -> Result<Self> {
+        let (family, mut all) = (self.family()?, self.clone());
+        all.map
+            .retain(|key, v| !v.is_null() || family.config.iter().all(|(k, _)| k != key));
+        for (key, value) in family.config.iter().chain(family.config_unless_null) {
+            all.map.entry(*key).or_insert_with(|| (*value).into());
+        }
+        Ok(all)
     }
 
-    /// The architecture and what the file calls it. An error, with a list, for one that is not
-    /// supported.
-    pub fn architecture(&self) -> Result<(Architecture, &str)> {
-        let model_type = self.need("model_type", self.text("model_type")?)?;
-        let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
-        known.extend([MISTRAL, WITH_PICTURES]);
-        self.one_of("model_type", model_type, &known)?;
-        let found = Architecture::ALL
-            .into_iter()
-            .find(|a| a.model_type() == model_type);
-        Ok((found.unwrap_or(Architecture::Llama), model_type))
+    fn need_size(&self, key: &str) -> Result<usize> {
+        self.need(key, self.size(key)?)
     }
 
-    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are
-    /// `tensors` of them.
+    /// Sizes and numbers of the model; `self` has the defaults. `has` tells whether a tensor of
+    /// that name exists; there are `tensors` of them.
     pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
-        let (architecture, model_type) = self.architecture()?;
-        self.activation(architecture)?;
-        let need = |key: &str| self.need_size(architecture, key);
-        let layers = need("num_hidden_layers")?;
+        let family = self.family()?;
+        self.activation(family)?;
+        let layers = self.need_size("num_hidden_layers")?;
         if layers > tensors {
             let what = format!("{layers} layers, but the checkpoint has only {tensors} tensors");
             return Err(self.bad("num_hidden_layers", what));
         }
-        let hidden = need("hidden_size")?;
-        let heads = need("num_attention_heads")?;
-        let kv_heads = match architecture {
-            Architecture::Gemma3 => need("num_key_value_heads")?,
-            _ if model_type == MISTRAL => need("num_key_value_heads")?,
-            _ => self.size("num_key_value_heads")?.unwrap_or(heads),
+        let hidden = self.need_size("hidden_size")?;
+        let heads = self.need_size("num_attention_heads")?;
+        let kv_heads = match self.size("num_key_value_heads")? {
+            None if !family.states_kv_heads => heads,
+            kv_heads => self.need("num_key_value_heads", kv_heads)?,
         };
-        if heads % kv_heads != 0 {
-            let what = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
-            return Err(self.bad("num_key_value_heads", what));
-        }
-        let head_dim = match self.size("head_dim")? {
-            Some(v) => v,
-            None if architecture.is_gemma() => 256,
-            None if architecture == Architecture::Qwen3 => 128,
-            None if hidden % heads == 0 => hidden / heads,
-            None => {
-                let what = format!("width {hidden} is not a multiple of {heads} heads");
-                return Err(self.bad("num_attention_heads", what));
-            }
-        };
-        if head_dim % 2 != 0 || head_dim > MAX_HEAD {
-            let what = format!("expected an even head size up to {MAX_HEAD}, found {head_dim}");
-            return Err(self.bad("head_dim", what));
-        }
-        let context = need("max_position_embeddings")?;
-        let (rope, local) = self.ropes(architecture, head_dim, context)?;
-        let (two, three) = (Architecture::Gemma2, Architecture::Gemma3);
-        let scalar = if architecture == two || architecture == three {
-            self.number("query_pre_attn_scalar")?.unwrap_or(256.0)
+        let head_dim = head_size(hidden, [heads, kv_heads], self.size("head_dim")?)
+            .map_err(|(key, what)| self.bad(key, what))?;
+        let context = self.need_size("max_position_embeddings")?;
+        let (rope, local) = self.ropes(family, head_dim, context)?;
+        let scalar = if family.normalizes_results {
+            self.number("query_pre_attn_scalar")?
         } else {
-            head_dim as f32
-        };
-        // Null means off; a missing value means the library's default.
-        let cap = |key: &str, default: f32| match self.map.contains_key(key) {
-            true => self.number(key),
-            false => Ok((architecture == two).then_some(default)),
+            None
         };
         let layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
         Ok(Params {
-            architecture,
+            family,
             layers,
             hidden,
-            intermediate: need("intermediate_size")?,
+            intermediate: self.need_size("intermediate_size")?,
             heads,
             kv_heads,
             head_dim,
             rope,
-            window: self.window(architecture, layers, context, local)?,
-            scale: 1.0 / scalar.sqrt(),
-            score_cap: cap("attn_logit_softcapping", 50.0)?,
-            logit_cap: cap("final_logit_softcapping", 30.0)?,
-            embedding_scale: architecture.embedding_scale(hidden),
-            norm_offset: if architecture.is_gemma() { 1.0 } else { 0.0 },
-            eps: match self.number("rms_norm_eps")? {
-                None if architecture == three => 1e-6,
-                eps => self.need("rms_norm_eps", eps)?,
-            },
-            vocab: need("vocab_size")?,
+            window: self.window(family, layers, context, local)?,
+            scale: 1.0 / scalar.unwrap_or(head_dim as f32).sqrt(),
+            score_cap: self.number("attn_logit_softcapping")?,
+            logit_cap: self.number("final_logit_softcapping")?,
+            norm_offset: family.norm_offset,
+            eps: self.need("rms_norm_eps", self.number("rms_norm_eps")?)?,
+            vocab: self.need_size("vocab_size")?,
             context,
-            tied: self
-                .truth("tie_word_embeddings")?
-                .unwrap_or(architecture.is_gemma()),
+            tied: self.truth("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: layer("self_attn.q_proj") || layer("self_attn.qkv_proj"),
             output_bias: layer("self_attn.o_proj"),
             mlp_bias: layer("mlp.gate_proj") || layer("mlp.gate_up_proj"),
         })
     }
 
-    fn activation(&self, architecture: Architecture) -> Result<()> {
-        let (key, supported): (_, &[&str]) = match architecture.activation() {
-            Activation::Silu => ("hidden_act", &["silu"]),
+    fn activation(&self, family: &Family) -> Result<()> {
+        let (key, supported): (_, &[&str]) = if !family.gelu {
+            ("hidden_act", &["silu"])
+        } else if self.get("hidden_activation").is_some() {
+            ("hidden_activation", &["gelu_pytorch_tanh"])
+        } else {
             // The first Gemma files say `gelu` but mean the tanh form.
-            Activation::GeluTanh if self.get("hidden_activation").is_none() => {
-                ("hidden_act", &["gelu_pytorch_tanh", "gelu"])
-            }
-            Activation::GeluTanh => ("hidden_activation", &["gelu_pytorch_tanh"]),
+            ("hidden_act", &["gelu_pytorch_tanh", "gelu"])
         };
         match self.text(key)? {
             Some(found) => self.one_of(key, found, supported),
@@ -286,20 +250,17 @@ impl Config {
     /// Which layers use a sliding window. `rope` is their rotary embedding.
     fn window(
         &self,
-        architecture: Architecture,
+        family: &Family,
         layers: usize,
         context: usize,
         rope: Option<Rope>,
     ) -> Result<Option<Window>> {
         let on = self.truth("use_sliding_window")?;
-        let mistral = self.text("model_type")? == Some(MISTRAL);
-        let length = match architecture {
-            // Null means off; a missing value means the library's default.
-            Architecture::Llama if mistral && !self.map.contains_key("sliding_window") => Some(4096),
-            Architecture::Llama if mistral => self.size("sliding_window")?,
-            Architecture::Llama | Architecture::Gemma => None,
-            Architecture::Qwen2 | Architecture::Qwen3 if on != Some(true) => None,
-            Architecture::Gemma2 | Architecture::Gemma3 => self.size("sliding_window")?.or(Some(4096)),
+        let length = match family.windows {
+            Windows::Never => None,
+            Windows::Switched if on != Some(true) => None,
+            // Models with a window have another type.
+            _ if family.windowed.is_some() => None,
             _ => self.size("sliding_window")?,
         };
         let Some(length) = length else {
@@ -320,29 +281,26 @@ impl Config {
         let listed = self.typed("layer_types", &expected, |v| {
             list(v).filter(|list| list.len() == layers)
         })?;
-        let of = match (listed, architecture) {
+        let of = match (listed, family.windows) {
             (Some(listed), _) => listed,
-            (None, Architecture::Qwen2 | Architecture::Qwen3) => {
-                let first = self.typed("max_window_layers", "an integer", Value::as_u64)?;
-                (0..layers as u64).map(|i| i >= first.unwrap_or(28)).collect()
+            (None, Windows::Switched) => {
+                let first = self.need(
+                    "max_window_layers",
+                    self.typed("max_window_layers", "an integer", whole)?,
+                )?;
+                (0..layers as u64).map(|i| i >= first).collect()
             }
-            (None, Architecture::Gemma3) => {
-                let period = self.size("sliding_window_pattern")?;
-                let period = period.or(architecture.window_period()).unwrap_or(1);
+            (None, Windows::ExceptStated(period)) => {
+                let period = self.size("sliding_window_pattern")?.unwrap_or(period);
                 (1..=layers).map(|i| !i.is_multiple_of(period)).collect()
             }
-            (None, _) => Window::of(architecture, layers),
+            (None, _) => family.windows(layers),
         };
         Ok(Window::new(length, of, rope, context))
     }
 
     /// The rotary embeddings of full-attention layers and, if different, of sliding-window layers.
-    fn ropes(
-        &self,
-        architecture: Architecture,
-        head_dim: usize,
-        context: usize,
-    ) -> Result<(Rope, Option<Rope>)> {
+    fn ropes(&self, family: &Family, head_dim: usize, context: usize) -> Result<(Rope, Option<Rope>)> {
         // Newer files use one object, or one per kind of layer.
         let all = self.inner("rope_parameters")?;
         let (full, local) = match &all {
@@ -360,7 +318,7 @@ impl Config {
             Ok(inside.or(self.number(here)?))
         };
         let share = either(&full, "partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0);
-        if share != 1.0 && architecture != Architecture::Phi3 {
+        if share != 1.0 && !family.rotates_part {
             let what = "partially rotated heads are not supported";
             return Err(self.unsupported("partial_rotary_factor", what));
         }
@@ -371,29 +329,18 @@ impl Config {
             let what = format!("expected an even number of up to {head_dim} elements, found {width}");
             return Err(self.bad("partial_rotary_factor", what));
         }
-        let default = if architecture == Architecture::Gemma3 {
-            1e6
-        } else {
-            1e4
-        };
-        let theta = either(&full, "rope_theta", "rope_theta")?.unwrap_or(default);
-        let mut rope = Rope::plain(theta, width);
-        if let Some(scaling) = full {
-            (rope.scaling, rope.magnitude) = scaling.scaling(self, width, context)?;
-        }
-        rope.check().map_err(|what| self.bad("rope_theta", what))?;
-        let mut other = None;
-        if architecture == Architecture::Gemma3 {
-            let theta = either(&local, "rope_theta", "rope_local_base_freq")?.unwrap_or(1e4);
-            let mut own = Rope::plain(theta, width);
-            if let Some(scaling) = local {
-                (own.scaling, own.magnitude) = scaling.scaling(self, width, context)?;
+        let rope = |object: Option<Self>, key: &str| -> Result<Rope> {
+            let theta = either(&object, "rope_theta", key)?.unwrap_or(1e4);
+            let mut rope = Rope::plain(theta, width);
+            if let Some(scaling) = object {
+                (rope.scaling, rope.magnitude) = scaling.scaling(self, width, context)?;
             }
-            own.check()
-                .map_err(|what| self.bad("rope_local_base_freq", what))?;
-            other = Some(own);
-        }
-        Ok((rope, other))
+            rope.check().map_err(|what| self.bad(key, what))?;
+            Ok(rope)
+        };
+        let full = rope(full, "rope_theta")?;
+        let local = family.local_rope.then(|| rope(local, "rope_local_base_freq"));
+        Ok((full, local.transpose()?))
     }
 
     /// The scaling of rotary frequencies in this object, and the factor for cosines and sines.

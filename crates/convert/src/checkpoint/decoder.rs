@@ -1,22 +1,29 @@
-//! Builds the ONNX graph of a decoder of any [`super::Architecture`].
+//! Builds the ONNX graph of a decoder of any [family](crate::families).
 //!
 //! Names of values and nodes are those that exporters give to Hugging Face modules.
 
-use super::params::{Activation, Window};
+use super::params::Window;
 use super::rope::Rope;
 use super::weights::{Checkpoint, Matrix};
 use super::{Kept, Params};
 use crate::builder::{BATCH, Builder, axis, cache_names, module, perm};
 use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx::type_code;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
-/// Added to the scores of hidden keys.
-const MASKED: f32 = f32::MIN;
 /// Opset of the graph; the first one with `Gelu`.
 const OPSET: i64 = 20;
+
+/// The name of a constant that all layers read.
+macro_rules! shared {
+    ($name:literal) => {
+        concat!("/model/constants/", $name)
+    };
+}
+
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl Builder<Checkpoint<'_>> {
@@ -25,8 +32,12 @@ impl Builder<Checkpoint<'_>> {
     pub fn build(mut self) -> Result<(ModelWriter, Kept)> {
         let p = self.source.params;
         self.out.opset("", OPSET);
-        self.signature(DType::F32, p.vocab, p.layers, |length| {
-            [BATCH.into(), p.kv_heads.into(), length.into(), p.head_dim.into()]
+        self.signature(self.source.float, p.vocab, p.layers, |length| {
+            if p.family.sequence_first {
+                [length.into(), BATCH.into(), p.kv_heads.into(), p.head_dim.into()]
+            } else {
+                [BATCH.into(), p.kv_heads.into(), length.into(), p.head_dim.into()]
+            }
         })?;
         let shared = Shared::add(&mut self)?;
 
@@ -34,7 +45,7 @@ impl Builder<Checkpoint<'_>> {
         for layer in 0..p.layers {
             x = self.layer(layer, &x, &shared)?;
         }
-        let x = self.norm("/model/norm", &x, p.hidden, &shared)?;
+        let x = self.norm("/model/norm", &x, p.hidden)?;
         let scope = "/lm_head";
         if !p.tied {
             head = self.matrix("lm_head.weight", p.hidden, p.vocab, None)?;
@@ -42,6 +53,10 @@ impl Builder<Checkpoint<'_>> {
             head = Matrix::Float(self.node("Transpose", scope, &[&name], &perm(&[1, 0]))?);
         }
         match p.logit_cap {
+            None if p.family.sequence_first => {
+                let product = self.product(scope, &x, &head, None)?;
+                self.node_as("Transpose", scope, &[&product], &perm(&[1, 0, 2]), "logits")?;
+            }
             None => drop(self.product(scope, &x, &head, Some("logits"))?),
             Some(cap) => {
                 let product = self.product(scope, &x, &head, None)?;
@@ -51,7 +66,7 @@ impl Builder<Checkpoint<'_>> {
             }
         }
         self.source.tensors.all_used()?;
-        if !self.source.kept.weights.is_empty() {
+        if !self.source.kept.weights.is_empty() || !self.source.written && self.source.keep_bits {
             self.out.opset(OWN_DOMAIN, 1);
         }
         Ok((self.out, self.source.kept))
@@ -75,21 +90,24 @@ impl Builder<Checkpoint<'_>> {
                 (x, Matrix::Float(EMBEDDING.to_owned()))
             }
         };
-        if p.embedding_scale != 1.0 {
-            let scale = self.scalar("/model/constants/embedding_scale", p.embedding_scale)?;
+        if p.family.scales_embedding {
+            let scale = self.scalar(shared!("embedding_scale"), (p.hidden as f32).sqrt())?;
             x = self.node("Mul", scope, &[&x, &scale], &[])?;
+        }
+        if p.family.sequence_first {
+            x = self.node("Transpose", scope, &[&x], &perm(&[1, 0, 2]))?;
         }
         Ok((x, table))
     }
 
     /// RMS normalization of rows of `width`, with a weight.
-    fn norm(&mut self, scope: &str, x: &str, width: usize, s: &Shared) -> Result<String> {
+    fn norm(&mut self, scope: &str, x: &str, width: usize) -> Result<String> {
         let weight = format!("{}.weight", module(scope));
         self.vector(&weight, width, self.source.params.norm_offset, None)?;
-        let square = self.node("Pow", scope, &[x, &s.two], &[])?;
+        let square = self.node("Pow", scope, &[x, shared!("two")], &[])?;
         let keep = [("keepdims", Attr::Int(1))];
-        let mean = self.node("ReduceMean", scope, &[&square, &s.last_axis], &keep)?;
-        let sum = self.node("Add", scope, &[&mean, &s.eps], &[])?;
+        let mean = self.node("ReduceMean", scope, &[&square, shared!("last_axis")], &keep)?;
+        let sum = self.node("Add", scope, &[&mean, shared!("eps")], &[])?;
         let root = self.node("Sqrt", scope, &[&sum], &[])?;
         let inverse = self.node("Reciprocal", scope, &[&root], &[])?;
         let scaled = self.node("Mul", scope, &[x, &inverse], &[])?;
@@ -102,42 +120,55 @@ impl Builder<Checkpoint<'_>> {
         self.node("Tanh", scope, &[&divided], &[])
     }
 
-    /// A projection with its weight and, if the checkpoint has one, its bias.
-    fn linear(&mut self, l: &Linear<'_>, layer: usize, x: &str) -> Result<String> {
-        let scope = format!("/model/layers.{layer}/{}", l.scope);
-        let name = module(&scope);
-        let mut weight = self.matrix(&format!("{name}.weight"), l.inputs, l.outputs, l.columns)?;
-        if let (Matrix::Packed(packed), true) = (&mut weight, l.in_order) {
-            packed.order = None;
-        }
-        let product = self.product(&scope, x, &weight, None)?;
-        if !l.bias {
+    /// A projection of a layer with its weight and, if the checkpoint has one, its bias. Its
+    /// results are in the order `columns` if given.
+    fn linear(
+        &mut self,
+        scope: &str,
+        x: &str,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+        columns: Option<&[usize]>,
+    ) -> Result<String> {
+        let name = module(scope);
+        let weight = self.matrix(&format!("{name}.weight"), inputs, outputs, columns)?;
+        let product = self.product(scope, x, &weight, None)?;
+        if !bias {
             return Ok(product);
         }
         let bias = format!("{name}.bias");
-        self.vector(&bias, l.outputs, 0.0, l.columns)?;
-        self.node("Add", &scope, &[&product, &bias], &[])
+        self.vector(&bias, outputs, 0.0, columns)?;
+        self.node("Add", scope, &[&product, &bias], &[])
     }
 
     /// Rotates `x` of shape `[batch, sequence, heads, head_dim]` by the angles of its positions.
-    fn rotate(&mut self, scope: &str, x: &str, angles: &Angles, s: &Shared) -> Result<String> {
+    fn rotate(&mut self, scope: &str, x: &str, angles: &Angles) -> Result<String> {
+        let p = self.source.params;
         let slice = |b: &mut Self, name: &str, x: &str, from: &str, to: &str| {
             b.named_node(
                 "Slice",
                 &format!("{scope}/{name}"),
-                &[x, from, to, &s.axis_3, &s.one],
+                &[x, from, to, shared!("axis_3"), shared!("one")],
                 &[],
             )
         };
         let (mut part, mut rest) = (x.to_owned(), None);
-        if let Some(width) = &s.rotated {
-            part = slice(self, "Slice_2", x, &s.zero, width)?;
-            rest = Some(slice(self, "Slice_3", x, width, &s.end)?);
+        if p.rope.width < p.head_dim {
+            let width = shared!("rotated");
+            part = slice(self, "Slice_2", x, shared!("zero"), width)?;
+            rest = Some(slice(self, "Slice_3", x, width, shared!("end"))?);
+        }
+        if p.family.sequence_first {
+            part = self.rotate_neighbours(scope, &part, angles)?;
+            return match rest {
+                None => Ok(part),
+                Some(rest) => self.node("Concat", scope, &[&part, &rest], &axis(-1)),
+            };
         }
         let plain = self.node("Mul", scope, &[&part, &angles.cos], &[])?;
-        let upper = slice(self, "Slice_1", &part, &s.half, &s.end)?;
+        let upper = slice(self, "Slice_1", &part, shared!("half_head"), shared!("end"))?;
         let negated = self.node("Neg", scope, &[&upper], &[])?;
-        let lower = slice(self, "Slice", &part, &s.zero, &s.half)?;
+        let lower = slice(self, "Slice", &part, shared!("zero"), shared!("half_head"))?;
         let half_turn = self.node("Concat", scope, &[&negated, &lower], &axis(-1))?;
         let turned = self.node("Mul", scope, &[&half_turn, &angles.sin], &[])?;
         let turned = self.node("Add", scope, &[&plain, &turned], &[])?;
@@ -147,82 +178,119 @@ impl Builder<Checkpoint<'_>> {
         }
     }
 
+    /// Rotates adjacent elements of `x`.
+    fn rotate_neighbours(&mut self, scope: &str, x: &str, Angles { cos, sin }: &Angles) -> Result<String> {
+        let at = |name: &str| format!("{scope}/{name}");
+        let pairs = self.ints(&at("pairs"), &[0, 0, 0, -1, 2])?;
+        let pairs = self.node("Reshape", scope, &[x, &pairs], &[])?;
+        let mut element = |name: &str, i: i64| {
+            let i = self.scalar_int(&at(name), i)?;
+            self.node("Gather", scope, &[&pairs, &i], &axis(-1))
+        };
+        let (even, odd) = (element("even", 0)?, element("odd", 1)?);
+        let last = self.ints(&at("last_axis"), &[-1])?;
+        let mut turned = |op: &str, [a, b]: [&str; 2]| {
+            let a = self.node("Mul", scope, &[&even, a], &[])?;
+            let b = self.node("Mul", scope, &[&odd, b], &[])?;
+            let both = self.node(op, scope, &[&a, &b], &[])?;
+            self.node("Unsqueeze", scope, &[&both, &last], &[])
+        };
+        let (first, second) = (turned("Sub", [cos, sin])?, turned("Add", [sin, cos])?);
+        let pairs = self.node("Concat", scope, &[&first, &second], &axis(-1))?;
+        let joined = self.ints(&at("joined"), &[0, 0, 0, -1])?;
+        self.node("Reshape", scope, &[&pairs, &joined], &[])
+    }
+
     /// Appends new keys or values to the cache and adds a query-group axis.
-    fn cache(&mut self, scope: &str, layer: usize, part: &str, new: &str, s: &Shared) -> Result<String> {
+    fn cache(&mut self, scope: &str, layer: usize, part: &str, new: &str) -> Result<String> {
         let [past, present] = cache_names(layer, part);
         let scope = format!("{scope}/{part}");
-        self.node_as("Concat", &scope, &[&past, new], &axis(2), &present)?;
-        self.node("Unsqueeze", &scope, &[&present, &s.axis_2], &[])
+        let (along, mut all) = (
+            if self.source.params.family.sequence_first {
+                0
+            } else {
+                2
+            },
+            present,
+        );
+        self.node_as("Concat", &scope, &[&past, new], &axis(along), &all)?;
+        if along == 0 {
+            all = self.node("Transpose", &scope, &[&all], &perm(&[1, 2, 0, 3]))?;
+        }
+        self.node("Unsqueeze", &scope, &[&all, shared!("axis_2")], &[])
     }
 
     /// Queries, keys and values, each `[batch, sequence, width]`.
-    fn projections(&mut self, layer: usize, x: &str, s: &Shared) -> Result<[String; 3]> {
+    fn projections(&mut self, layer: usize, x: &str) -> Result<[String; 3]> {
         let p = self.source.params;
-        let mut linear = |scope: &str, outputs: usize| {
-            let projection = Linear::new(scope, p.hidden, outputs, p.qkv_bias);
-            self.linear(&projection, layer, x)
+        let scope = &format!("/model/layers.{layer}/self_attn");
+        let mut linear = |name: &str, outputs: usize| {
+            let size = [p.hidden, outputs];
+            self.linear(&format!("{scope}/{name}"), x, size, p.qkv_bias, None)
         };
         let (q, kv) = (p.q_width(), p.kv_width());
-        match &s.joint {
-            Some(joint) => {
-                let all = linear("self_attn/qkv_proj", q + 2 * kv)?;
-                self.split(&format!("/model/layers.{layer}/self_attn"), &all, &joint.qkv)
-            }
-            None => Ok([
-                linear("self_attn/q_proj", q)?,
-                linear("self_attn/k_proj", kv)?,
-                linear("self_attn/v_proj", kv)?,
-            ]),
+        if p.family.joins_projections {
+            let all = linear("qkv_proj", q + 2 * kv)?;
+            return self.split(scope, &all, shared!("qkv"));
         }
+        Ok([linear("q_proj", q)?, linear("k_proj", kv)?, linear("v_proj", kv)?])
     }
 
     fn attention(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
         let p = self.source.params;
         let scope = &format!("/model/layers.{layer}/self_attn");
         let at = |name: &str| format!("{scope}/{name}");
-        let swap = perm(&[0, 2, 1, 3]);
-        let view = s.view(p, layer);
+        let first = p.family.sequence_first;
+        let (swap, back) = if first {
+            (perm(&[1, 2, 0, 3]), perm(&[2, 0, 1, 3]))
+        } else {
+            (perm(&[0, 2, 1, 3]), perm(&[0, 2, 1, 3]))
+        };
+        let (angles, mask) = s.view(p, layer);
 
-        let [q, k, v] = self.projections(layer, x, s)?;
-        let mut q = self.node("Reshape", &at("q"), &[&q, &s.q_heads], &[])?;
-        let mut k = self.node("Reshape", &at("k"), &[&k, &s.kv_heads], &[])?;
-        let v = self.node("Reshape", &at("v"), &[&v, &s.kv_heads], &[])?;
-        if p.architecture.normalizes_heads() {
-            q = self.norm(&at("q_norm"), &q, p.head_dim, s)?;
-            k = self.norm(&at("k_norm"), &k, p.head_dim, s)?;
+        let [q, k, v] = self.projections(layer, x)?;
+        let mut q = self.node("Reshape", &at("q"), &[&q, shared!("query_heads")], &[])?;
+        let mut k = self.node("Reshape", &at("k"), &[&k, shared!("key_heads")], &[])?;
+        let mut v = self.node("Reshape", &at("v"), &[&v, shared!("key_heads")], &[])?;
+        if p.family.normalizes_heads {
+            q = self.norm(&at("q_norm"), &q, p.head_dim)?;
+            k = self.norm(&at("k_norm"), &k, p.head_dim)?;
         }
-        let q = self.rotate(&at("q/rotary"), &q, view.angles, s)?;
-        let k = self.rotate(&at("k/rotary"), &k, view.angles, s)?;
+        let q = self.rotate(&at("q/rotary"), &q, angles)?;
+        let mut k = self.rotate(&at("k/rotary"), &k, angles)?;
         let q = self.node("Transpose", &at("q"), &[&q], &swap)?;
-        let k = self.node("Transpose", &at("k"), &[&k], &swap)?;
-        let v = self.node("Transpose", &at("v"), &[&v], &swap)?;
-        let k = self.cache(scope, layer, "key", &k, s)?;
-        let v = self.cache(scope, layer, "value", &v, s)?;
+        if !first {
+            k = self.node("Transpose", &at("k"), &[&k], &swap)?;
+            v = self.node("Transpose", &at("v"), &[&v], &swap)?;
+        }
+        let k = self.cache(scope, layer, "key", &k)?;
+        let v = self.cache(scope, layer, "value", &v)?;
 
         let flip = perm(&[0, 1, 2, 4, 3]);
         let k = self.node("Transpose", &at("key"), &[&k], &flip)?;
-        let q = self.node("Reshape", &at("q"), &[&q, &s.groups], &[])?;
+        let q = self.node("Reshape", &at("q"), &[&q, shared!("groups")], &[])?;
         let scores = self.node("MatMul", scope, &[&q, &k], &[])?;
-        let mut scores = self.node("Mul", scope, &[&scores, &s.scale], &[])?;
-        if let Some(cap) = &s.score_cap {
+        let mut scores = self.node("Mul", scope, &[&scores, shared!("scale")], &[])?;
+        if p.score_cap.is_some() {
+            let cap = shared!("score_cap");
             scores = self.bend(scope, &scores, cap)?;
             scores = self.node("Mul", scope, &[&scores, cap], &[])?;
         }
-        let scores = self.node("Add", scope, &[&scores, view.mask], &[])?;
+        let scores = self.node("Add", scope, &[&scores, mask], &[])?;
         let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
         let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
-        let mixed = self.node("Reshape", scope, &[&mixed, &s.merged_groups], &[])?;
-        let mixed = self.node("Transpose", scope, &[&mixed], &swap)?;
-        let mixed = self.node("Reshape", scope, &[&mixed, &s.merged_heads], &[])?;
-        let output = Linear::new("self_attn/o_proj", p.q_width(), p.hidden, p.output_bias);
-        self.linear(&output, layer, &mixed)
+        let mixed = self.node("Reshape", scope, &[&mixed, shared!("merged_groups")], &[])?;
+        let mixed = self.node("Transpose", scope, &[&mixed], &back)?;
+        let mixed = self.node("Reshape", scope, &[&mixed, shared!("merged_heads")], &[])?;
+        let size = [p.q_width(), p.hidden];
+        self.linear(&at("o_proj"), &mixed, size, p.output_bias, None)
     }
 
-    fn mlp(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
+    fn mlp(&mut self, layer: usize, x: &str) -> Result<String> {
         let p = self.source.params;
         let scope = &format!("/model/layers.{layer}/mlp");
         // Values between the matrices can be in the order of the last matrix at no cost.
-        let mut order = if self.source.keep_bits {
+        let order = if self.source.keep_bits {
             let name = format!("model.layers.{layer}.mlp.down_proj.weight");
             self.source
                 .tensors
@@ -231,53 +299,47 @@ impl Builder<Checkpoint<'_>> {
         } else {
             None
         };
-        if let (Some(order), Some(_)) = (&mut order, &s.joint) {
-            let upper: Vec<usize> = order.iter().map(|i| i + p.intermediate).collect();
-            order.extend(upper);
-        }
-        let mut linear = |scope: &str, outputs: usize| {
-            let matrix = Linear {
-                columns: order.as_deref(),
-                ..Linear::new(scope, p.hidden, outputs, p.mlp_bias)
-            };
-            self.linear(&matrix, layer, x)
+        let columns = order.as_ref().map(|order| {
+            let upper = order.iter().map(|i| i + p.intermediate);
+            let upper = upper.filter(|_| p.family.joins_projections);
+            order.iter().copied().chain(upper).collect::<Vec<_>>()
+        });
+        let mut linear = |name: &str, outputs: usize| {
+            let (scope, size) = (format!("{scope}/{name}"), [p.hidden, outputs]);
+            self.linear(&scope, x, size, p.mlp_bias, columns.as_deref())
         };
-        let [gate, up] = match &s.joint {
-            Some(joint) => {
-                let both = linear("mlp/gate_up_proj", 2 * p.intermediate)?;
-                self.split(scope, &both, &joint.gate_up)?
-            }
-            None => [
-                linear("mlp/gate_proj", p.intermediate)?,
-                linear("mlp/up_proj", p.intermediate)?,
-            ],
+        let [gate, up] = if p.family.joins_projections {
+            let both = linear("gate_up_proj", 2 * p.intermediate)?;
+            self.split(scope, &both, shared!("gate_up"))?
+        } else {
+            [
+                linear("gate_proj", p.intermediate)?,
+                linear("up_proj", p.intermediate)?,
+            ]
         };
         let act = &format!("{scope}/act_fn");
-        let gate = match p.architecture.activation() {
-            Activation::Silu => {
-                let sigmoid = self.node("Sigmoid", act, &[&gate], &[])?;
-                self.node("Mul", act, &[&gate, &sigmoid], &[])?
-            }
-            Activation::GeluTanh => {
-                let tanh = [("approximate", Attr::Str("tanh".to_owned()))];
-                self.node("Gelu", act, &[&gate], &tanh)?
-            }
+        let gate = if p.family.gelu {
+            let tanh = [("approximate", Attr::Str("tanh".to_owned()))];
+            self.node("Gelu", act, &[&gate], &tanh)?
+        } else {
+            let sigmoid = self.node("Sigmoid", act, &[&gate], &[])?;
+            self.node("Mul", act, &[&gate, &sigmoid], &[])?
         };
         let gated = self.node("Mul", scope, &[&gate, &up], &[])?;
-        let down = Linear {
-            in_order: true,
-            ..Linear::new("mlp/down_proj", p.intermediate, p.hidden, p.mlp_bias)
-        };
-        self.linear(&down, layer, &gated)
+        if let Some(order) = order {
+            self.source.is_in_order(&gated, order);
+        }
+        let size = [p.intermediate, p.hidden];
+        self.linear(&format!("{scope}/down_proj"), &gated, size, p.mlp_bias, None)
     }
 
     fn layer(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
         let (hidden, results) = (
             self.source.params.hidden,
-            self.source.params.architecture.normalizes_results(),
+            self.source.params.family.normalizes_results,
         );
         let scope = &format!("/model/layers.{layer}");
-        let norm = |b: &mut Self, which: &str, x: &str| b.norm(&format!("{scope}/{which}"), x, hidden, s);
+        let norm = |b: &mut Self, which: &str, x: &str| b.norm(&format!("{scope}/{which}"), x, hidden);
         let normed = norm(self, "input_layernorm", x)?;
         let mut attention = self.attention(layer, &normed, s)?;
         if results {
@@ -290,7 +352,7 @@ impl Builder<Checkpoint<'_>> {
             "post_attention_layernorm"
         };
         let normed = norm(self, before_mlp, &x)?;
-        let mut mlp = self.mlp(layer, &normed, s)?;
+        let mut mlp = self.mlp(layer, &normed)?;
         if results {
             mlp = norm(self, "post_feedforward_layernorm", &mlp)?;
         }
@@ -298,64 +360,12 @@ impl Builder<Checkpoint<'_>> {
     }
 }
 
-/// A projection of a layer.
-struct Linear<'a> {
-    /// Scope in the layer.
-    scope: &'a str,
-    inputs: usize,
-    outputs: usize,
-    bias: bool,
-    /// Requested order of its columns.
-    columns: Option<&'a [usize]>,
-    /// True if its input is already in the order that it needs.
-    in_order: bool,
-}
-
-impl<'a> Linear<'a> {
-    fn new(scope: &'a str, inputs: usize, outputs: usize, bias: bool) -> Self {
-        Self {
-            scope,
-            inputs,
-            outputs,
-            bias,
-            columns: None,
-            in_order: false,
-        }
-    }
-}
-
-/// Names of values that all layers read.
+/// Names of values that layers read.
 struct Shared {
-    two: String,
-    eps: String,
-    scale: String,
-    score_cap: Option<String>,
-    last_axis: String,
-    zero: String,
-    one: String,
-    /// Half the number of rotated elements of a head.
-    half: String,
-    /// The number of rotated elements, if it is not the whole head.
-    rotated: Option<String>,
-    end: String,
-    axis_2: String,
-    axis_3: String,
-    q_heads: String,
-    kv_heads: String,
-    groups: String,
-    merged_groups: String,
-    merged_heads: String,
-    joint: Option<Joint>,
     angles: Angles,
     mask: String,
     /// Angles, if different, and mask of sliding-window layers.
     window: Option<(Option<Angles>, String)>,
-}
-
-/// Names of the part sizes of fused projections.
-struct Joint {
-    qkv: String,
-    gate_up: String,
 }
 
 /// Names of the cosines and sines of the rotary angles, `[batch, sequence, 1, width]`.
@@ -364,90 +374,62 @@ struct Angles {
     sin: String,
 }
 
-/// Angles, mask and scale of a layer.
-struct View<'a> {
-    angles: &'a Angles,
-    mask: &'a str,
-}
-
 impl Shared {
     fn add(b: &mut Builder<Checkpoint<'_>>) -> Result<Self> {
         let p = b.source.params;
         let (heads, kv_heads, dim) = (signed(p.heads), signed(p.kv_heads), signed(p.head_dim));
-        let axis_2 = b.ints("/model/constants/axis_2", &[2])?;
-        let angles = rotary(b, "rotary_emb", &p.rope, &axis_2)?;
-        let zero = b.ints("/model/constants/zero", &[0])?;
-        let one = b.ints("/model/constants/one", &[1])?;
-        let (mask, window_mask) = mask(b, &zero, &one)?;
+        b.ints(shared!("axis_2"), &[2])?;
+        let angles = rotary(b, "rotary_emb", &p.rope)?;
+        b.ints(shared!("zero"), &[0])?;
+        b.ints(shared!("one"), &[1])?;
+        let (mask, window_mask) = mask(b)?;
         let window = match (&p.window, window_mask) {
             (Some(Window { rope, .. }), Some(mask)) => {
                 let own = rope.as_ref();
-                let own = own.map(|rope| rotary(b, "rotary_emb_local", rope, &axis_2));
-                let own = own.transpose()?;
-                Some((own, mask))
+                let own = own.map(|rope| rotary(b, "rotary_emb_local", rope));
+                Some((own.transpose()?, mask))
             }
             _ => None,
         };
+        b.scalar(shared!("two"), 2.0)?;
+        b.scalar(shared!("eps"), p.eps)?;
+        b.scalar(shared!("scale"), p.scale)?;
+        if let Some(cap) = p.score_cap {
+            b.scalar(shared!("score_cap"), cap)?;
+        }
+        b.ints(shared!("last_axis"), &[-1])?;
         let rotated = signed(p.rope.width);
-        Ok(Self {
-            two: b.scalar("/model/constants/two", 2.0)?,
-            eps: b.scalar("/model/constants/eps", p.eps)?,
-            scale: b.scalar("/model/constants/scale", p.scale)?,
-            score_cap: p
-                .score_cap
-                .map(|cap| b.scalar("/model/constants/score_cap", cap))
-                .transpose()?,
-            last_axis: b.ints("/model/constants/last_axis", &[-1])?,
-            zero,
-            one,
-            half: b.ints("/model/constants/half_head", &[rotated / 2])?,
-            rotated: (rotated < dim)
-                .then(|| b.ints("/model/constants/rotated", &[rotated]))
-                .transpose()?,
-            end: b.ints("/model/constants/end", &[i64::MAX])?,
-            axis_2,
-            axis_3: b.ints("/model/constants/axis_3", &[3])?,
-            q_heads: b.ints("/model/constants/query_heads", &[0, 0, heads, dim])?,
-            kv_heads: b.ints("/model/constants/key_heads", &[0, 0, kv_heads, dim])?,
-            groups: b.ints(
-                "/model/constants/groups",
-                &[0, kv_heads, heads / kv_heads, -1, dim],
-            )?,
-            merged_groups: b.ints("/model/constants/merged_groups", &[0, heads, -1, dim])?,
-            merged_heads: b.ints("/model/constants/merged_heads", &[0, 0, heads * dim])?,
-            joint: if p.architecture.joins_projections() {
-                let (q, kv, inner) = (signed(p.q_width()), signed(p.kv_width()), signed(p.intermediate));
-                Some(Joint {
-                    qkv: b.ints("/model/constants/qkv", &[q, kv, kv])?,
-                    gate_up: b.ints("/model/constants/gate_up", &[inner, inner])?,
-                })
-            } else {
-                None
-            },
-            angles,
-            mask,
-            window,
-        })
+        b.ints(shared!("half_head"), &[rotated / 2])?;
+        if rotated < dim {
+            b.ints(shared!("rotated"), &[rotated])?;
+        }
+        b.ints(shared!("end"), &[i64::MAX])?;
+        b.ints(shared!("axis_3"), &[3])?;
+        b.ints(shared!("query_heads"), &[0, 0, heads, dim])?;
+        b.ints(shared!("key_heads"), &[0, 0, kv_heads, dim])?;
+        b.ints(shared!("groups"), &[0, kv_heads, heads / kv_heads, -1, dim])?;
+        b.ints(shared!("merged_groups"), &[0, heads, -1, dim])?;
+        b.ints(shared!("merged_heads"), &[0, 0, heads * dim])?;
+        if p.family.joins_projections {
+            let inner = signed(p.intermediate);
+            b.ints(shared!("qkv"), &[heads * dim, kv_heads * dim, kv_heads * dim])?;
+            b.ints(shared!("gate_up"), &[inner, inner])?;
+        }
+        Ok(Self { angles, mask, window })
     }
 
-    /// The view of `layer`.
-    fn view(&self, p: &Params, layer: usize) -> View<'_> {
+    /// The angles and the mask of `layer`.
+    fn view(&self, p: &Params, layer: usize) -> (&Angles, &str) {
         let windowed = p.window.as_ref().and_then(|w| w.layers.get(layer)) == Some(&true);
         match &self.window {
-            Some((angles, mask)) if windowed => View {
-                angles: angles.as_ref().unwrap_or(&self.angles),
-                mask,
-            },
-            _ => View {
-                angles: &self.angles,
-                mask: &self.mask,
-            },
+            Some((angles, mask)) if windowed => (angles.as_ref().unwrap_or(&self.angles), mask),
+            _ => (&self.angles, &self.mask),
         }
     }
 }
 
 /// Computes cosines and sines of the rotary angles.
-fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope, axis_2: &str) -> Result<Angles> {
+fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope) -> Result<Angles> {
     let scope = &format!("/model/{module}");
     let at = |name: &str| format!("{scope}/{name}");
     let (short, long) = rope.frequencies();
@@ -469,11 +451,16 @@ fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope, axis_2: &s
         frequencies = b.node("Where", scope, &[&is_long, &long, &frequencies], &[])?;
     }
     let float = [("to", Attr::Int(1))];
-    let positions = b.node("Cast", scope, &["position_ids"], &float)?;
-    let positions = b.node("Unsqueeze", scope, &[&positions, axis_2], &[])?;
-    let angles = b.node("Mul", scope, &[&positions, &frequencies], &[])?;
-    let last = axis(-1);
-    let angles = b.node("Concat", scope, &[&angles, &angles], &last)?;
+    let mut positions = b.node("Cast", scope, &["position_ids"], &float)?;
+    let sequence_first = b.source.params.family.sequence_first;
+    if sequence_first {
+        positions = b.node("Transpose", scope, &[&positions], &perm(&[1, 0]))?;
+    }
+    let positions = b.node("Unsqueeze", scope, &[&positions, shared!("axis_2")], &[])?;
+    let mut angles = b.node("Mul", scope, &[&positions, &frequencies], &[])?;
+    if !sequence_first {
+        angles = b.node("Concat", scope, &[&angles, &angles], &axis(-1))?;
+    }
     let magnitude = (rope.magnitude != 1.0)
         .then(|| b.scalar(&at("magnitude"), rope.magnitude))
         .transpose()?;
@@ -482,7 +469,11 @@ fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope, axis_2: &s
         if let Some(m) = &magnitude {
             y = b.node("Mul", &at(function), &[&y, m], &[])?;
         }
-        b.node("Unsqueeze", scope, &[&y, axis_2], &[])
+        if b.source.float != DType::F32 {
+            let float = type_code(b.source.float).into();
+            y = b.node("Cast", scope, &[&y], &[("to", Attr::Int(float))])?;
+        }
+        b.node("Unsqueeze", scope, &[&y, shared!("axis_2")], &[])
     };
     Ok(Angles {
         cos: part("Cos")?,
@@ -490,9 +481,9 @@ fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope, axis_2: &s
     })
 }
 
-/// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else [`MASKED`]. Also
+/// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else the lowest number. Also
 /// the mask of sliding-window layers, if the model's context exceeds the window.
-fn mask(b: &mut Builder<Checkpoint<'_>>, axis_0: &str, axis_1: &str) -> Result<(String, Option<String>)> {
+fn mask(b: &mut Builder<Checkpoint<'_>>) -> Result<(String, Option<String>)> {
     let scope = "/model/mask";
     let at = |name: &str| format!("{scope}/{name}");
     let zero = b.scalar_int(&at("zero"), 0)?;
@@ -500,18 +491,28 @@ fn mask(b: &mut Builder<Checkpoint<'_>>, axis_0: &str, axis_1: &str) -> Result<(
     let two = b.scalar_int(&at("two"), 2)?;
     let outer = b.ints(&at("outer_axes"), &[1, 2, 3])?;
     let visible = b.scalar(&at("visible"), 0.0)?;
-    let masked = b.scalar(&at("masked"), MASKED)?;
+    // Added to the scores of hidden keys.
+    let lowest = match b.source.float {
+        DType::F16 => -65504.0,
+        _ => f32::MIN,
+    };
+    let masked = b.scalar(&at("masked"), lowest)?;
     let first = axis(0);
 
     let shape = b.node("Shape", scope, &["input_ids"], &[])?;
     let sequence = b.node("Gather", scope, &[&shape, &one], &first)?;
     let shape = b.node("Shape", scope, &["past_key_values.0.key"], &[])?;
-    let past = b.node("Gather", scope, &[&shape, &two], &first)?;
+    let along = if b.source.params.family.sequence_first {
+        &zero
+    } else {
+        &two
+    };
+    let past = b.node("Gather", scope, &[&shape, along], &first)?;
     let total = b.node("Add", scope, &[&past, &sequence], &[])?;
     let keys = b.node("Range", scope, &[&zero, &total, &one], &[])?;
-    let keys = b.node("Unsqueeze", scope, &[&keys, axis_0], &[])?;
+    let keys = b.node("Unsqueeze", scope, &[&keys, shared!("zero")], &[])?;
     let queries = b.node("Range", scope, &[&past, &total, &one], &[])?;
-    let queries = b.node("Unsqueeze", scope, &[&queries, axis_1], &[])?;
+    let queries = b.node("Unsqueeze", scope, &[&queries, shared!("one")], &[])?;
     let causal = b.node("LessOrEqual", scope, &[&keys, &queries], &[])?;
     let padding = b.node("Unsqueeze", scope, &["attention_mask", &outer], &[])?;
     let padding = b.node("Cast", scope, &[&padding], &[("to", Attr::Int(9))])?;

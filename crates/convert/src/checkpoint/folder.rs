@@ -5,7 +5,7 @@ use super::config::{Config, Scheme};
 use super::gptq;
 pub(crate) use super::safetensors::INDEX;
 use super::safetensors::{Shards, Tensor, files as safetensors_files};
-use super::{Params, Progress, Stored, Summary, TOO_LARGE, Tensors, tokenizer, write_json, write_model};
+use super::{Progress, Stored, Summary, Tensors, check_sizes, tokenizer, write_json, write_model};
 use crate::new_folder::{CONVERT, NewFolder};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -71,9 +71,11 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
         used: RefCell::default(),
     };
     let has = |name: &str| tensors.shards.get(&tensors.name(name)).is_some();
-    let params = config.params(tensors.shards.names().len(), has)?;
+    let params = config
+        .with_defaults()?
+        .params(tensors.shards.names().len(), has)?;
     tensors.tied = params.tied;
-    tensors.check(&params)?;
+    check_sizes(&tensors, &params)?;
     for name in COPIED {
         let (from, to) = (input.join(name), folder.join(name));
         if from.is_file() {
@@ -103,7 +105,7 @@ fn configuration(folder: &Path) -> Result<(Option<Scheme>, Config)> {
     let config = Config::open(&folder.join("config.json"))?;
     let scheme = config.scheme()?;
     let config = config.text_model()?;
-    config.architecture()?;
+    config.family()?;
     Ok((scheme, config))
 }
 
@@ -145,14 +147,6 @@ struct FolderTensors {
 }
 
 impl FolderTensors {
-    /// The name in the files.
-    fn name(&self, name: &str) -> String {
-        match name.strip_prefix(PREFIXES[0]) {
-            Some(rest) => format!("{}{rest}", self.prefix),
-            None => name.to_owned(),
-        }
-    }
-
     /// An error about a tensor, by its name in the files.
     fn bad_tensor(&self, name: &str, what: &str) -> Error {
         Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
@@ -163,30 +157,6 @@ impl FolderTensors {
         self.used.borrow_mut().insert(name.to_owned());
         let found = self.shards.get(name);
         found.ok_or_else(|| self.bad_tensor(name, "is missing"))
-    }
-
-    /// Checks the configuration's claims against the tensors before anything is allocated.
-    fn check(&self, p: &Params) -> Result<()> {
-        if p.elements().is_none() {
-            return Err(self.bad_file(TOO_LARGE));
-        }
-        self.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
-        let widths = if p.architecture.joins_projections() {
-            vec![
-                ("self_attn.qkv_proj", p.q_width() + 2 * p.kv_width()),
-                ("mlp.gate_up_proj", 2 * p.intermediate),
-            ]
-        } else {
-            vec![
-                ("self_attn.q_proj", p.q_width()),
-                ("self_attn.k_proj", p.kv_width()),
-                ("mlp.up_proj", p.intermediate),
-            ]
-        };
-        for (name, outputs) in widths {
-            self.stored(&format!("model.layers.0.{name}.weight"), &[outputs, p.hidden])?;
-        }
-        Ok(())
     }
 }
 
@@ -228,8 +198,11 @@ impl Tensors for FolderTensors {
         })
     }
 
-    fn bad(&self, name: &str, what: &str) -> Error {
-        self.bad_tensor(&self.name(name), what)
+    fn name(&self, name: &str) -> String {
+        match name.strip_prefix(PREFIXES[0]) {
+            Some(rest) => format!("{}{rest}", self.prefix),
+            None => name.to_owned(),
+        }
     }
 
     fn bad_file(&self, what: &str) -> Error {

@@ -1,4 +1,4 @@
-//! Converts decoder checkpoints of any supported [`Architecture`] to ONNX models.
+//! Converts decoder checkpoints of any supported [family](crate::families) to ONNX models.
 //!
 //! A builder writes graph and weights from [`Params`] and [`Tensors`], which readers of file
 //! formats provide: [`crate::gguf`], and [`folder`] for Hugging Face checkpoints, plain or
@@ -19,10 +19,11 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tokenizer;
-mod weights;
+pub(crate) mod weights;
 
-pub(crate) use config::MISTRAL;
-pub use params::{Activation, Architecture, Params, Window};
+pub(crate) use params::head_size;
+pub use params::{Params, Window};
+pub(crate) use store::check_sizes;
 pub use store::{Stored, Tensors};
 
 use crate::builder::Builder;
@@ -30,6 +31,7 @@ use crate::quantize::{Left, Quantized};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use store::too_large;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 use weights::Checkpoint;
@@ -89,7 +91,7 @@ pub(crate) fn write_model(
             writer.metadata(key, value);
         }
     }
-    let parameters = params.elements().ok_or_else(|| tensors.bad_file(TOO_LARGE))? as u64;
+    let parameters = params.elements().ok_or_else(|| too_large(tensors))? as u64;
     let total = parameters * size_of::<f32>() as u64;
     let mut done = 0;
     let mut report = |tensor: &str, bytes: u64| {
@@ -101,7 +103,7 @@ pub(crate) fn write_model(
     let written = writer.finish()?;
     let name = metadata.iter().find(|(key, _)| *key == "name");
     Ok(Summary {
-        architecture: params.architecture.name().to_owned(),
+        architecture: params.family.name.to_owned(),
         name: name.and_then(|(_, value)| value.map(str::to_owned)),
         layers: params.layers,
         parameters,
@@ -113,9 +115,6 @@ pub(crate) fn write_model(
         left: kept.left,
     })
 }
-
-/// Message for sizes whose product overflows.
-pub(crate) const TOO_LARGE: &str = "a model of these sizes is too large";
 
 /// Lists of weights for [`Summary`].
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,5 +1,6 @@
 //! Interface to the tensors of a checkpoint.
 
+use super::Params;
 use std::collections::BTreeMap;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::quant::{GridColumn, Grids};
@@ -27,8 +28,13 @@ pub trait Tensors {
     /// missing, has another shape, or has an unsupported type.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>>;
 
+    /// The name of this tensor in the file.
+    fn name(&self, name: &str) -> String;
+
     /// An error about the tensor with this name.
-    fn bad(&self, name: &str, what: &str) -> Error;
+    fn bad(&self, name: &str, what: &str) -> Error {
+        self.bad_file(&format!("tensor \"{}\": {what}", self.name(name)))
+    }
 
     /// An error about the checkpoint as a whole.
     fn bad_file(&self, what: &str) -> Error;
@@ -38,6 +44,33 @@ pub trait Tensors {
 
     /// An error naming a tensor that was never requested, if there is one.
     fn all_used(&self) -> Result<()>;
+}
+
+/// An error for sizes whose product overflows.
+pub fn too_large(tensors: &dyn Tensors) -> Error {
+    tensors.bad_file("a model of these sizes is too large")
+}
+
+/// Checks the sizes that a file claims against its tensors before anything is allocated.
+pub(crate) fn check_sizes(tensors: &dyn Tensors, p: &Params) -> Result<()> {
+    p.elements().ok_or_else(|| too_large(tensors))?;
+    tensors.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
+    let widths = if p.family.joins_projections {
+        vec![
+            ("self_attn.qkv_proj", p.q_width() + 2 * p.kv_width()),
+            ("mlp.gate_up_proj", 2 * p.intermediate),
+        ]
+    } else {
+        vec![
+            ("self_attn.q_proj", p.q_width()),
+            ("self_attn.k_proj", p.kv_width()),
+            ("mlp.up_proj", p.intermediate),
+        ]
+    };
+    for (name, outputs) in widths {
+        tensors.stored(&format!("model.layers.0.{name}.weight"), &[outputs, p.hidden])?;
+    }
+    Ok(())
 }
 
 /// Reads rows of a quantized matrix.

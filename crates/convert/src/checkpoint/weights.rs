@@ -4,6 +4,7 @@ use super::{Kept, Params, Stored, Tensors};
 use crate::builder::{Builder, Packed, axis, constant_error};
 use crate::memory::zeros;
 use crate::quantize::{Left, Quantized};
+use half::f16;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::write::ExternalData;
 use transformer_lite::unstable::num;
@@ -21,6 +22,10 @@ pub struct Checkpoint<'a> {
     pub params: &'a Params,
     /// True if quantized matrices are stored as E0M.
     pub keep_bits: bool,
+    /// Type of floats: weights, activations, logits and caches.
+    pub float: DType,
+    /// False if weights are declared and not written.
+    pub written: bool,
     pub kept: Kept,
     /// The last reordered value, its order, and the result.
     ordered: Option<(String, Vec<usize>, String)>,
@@ -48,6 +53,8 @@ impl<'a> Checkpoint<'a> {
             tensors,
             params,
             keep_bits,
+            float: DType::F32,
+            written: true,
             kept: Kept::default(),
             ordered: None,
             progress,
@@ -55,19 +62,27 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
+impl Checkpoint<'_> {
+    /// Notes that `x` has the order of a matrix that reads it.
+    pub(super) fn is_in_order(&mut self, x: &str, order: Vec<usize>) {
+        self.ordered = Some((x.to_owned(), order, x.to_owned()));
+    }
+}
+
 impl Builder<Checkpoint<'_>> {
     /// Copies a matrix in its own order.
     pub(super) fn copy(&mut self, name: &str, [rows, width]: [usize; 2], stored: &Stored<'_>) -> Result<()> {
         let at_once = (CHUNK / width.max(1)).clamp(1, rows.max(1));
-        let mut buffer: Vec<f32> = zeros(at_once * width, name)?;
         let (tensors, progress) = (self.source.tensors, &mut *self.source.progress);
+        let float = self.source.float;
         self.out
-            .add_initializer_external(name, DType::F32, &[rows, width], |out| {
+            .add_initializer_external(name, float, &[rows, width], |out| {
+                let mut buffer: Vec<f32> = zeros(at_once * width, name)?;
                 for first in (0..rows).step_by(at_once) {
                     let count = at_once.min(rows - first);
                     let part = buffer.get_mut(..count * width).unwrap_or_default();
                     read(tensors, name, stored, first, part)?;
-                    emit(out, name, part, progress)?;
+                    emit(out, name, float, part, progress)?;
                 }
                 Ok(())
             })
@@ -88,11 +103,10 @@ impl Builder<Checkpoint<'_>> {
         if let Some(columns) = columns {
             values = columns.iter().filter_map(|c| values.get(*c).copied()).collect();
         }
-        let progress = &mut *self.source.progress;
-        self.out
-            .add_initializer_external(name, DType::F32, &[length], |out| {
-                emit(out, name, &values, progress)
-            })
+        let (float, progress) = (self.source.float, &mut *self.source.progress);
+        self.out.add_initializer_external(name, float, &[length], |out| {
+            emit(out, name, float, &values, progress)
+        })
     }
 
     /// Copies a matrix of `outputs` rows as its transpose `[inputs, outputs]`, with columns in the
@@ -108,12 +122,13 @@ impl Builder<Checkpoint<'_>> {
         if let Some(grids) = self.grids(name, &[outputs, inputs], &mut stored) {
             return Ok(Matrix::Packed(self.pack(name, grids, &stored, columns)?));
         }
-        let mut all: Vec<f32> = zeros(inputs * outputs, name)?;
-        read(self.source.tensors, name, &stored, 0, &mut all)?;
-        let mut stripe: Vec<f32> = zeros(STRIPE.min(inputs) * outputs, name)?;
-        let progress = &mut *self.source.progress;
+        let (tensors, progress) = (self.source.tensors, &mut *self.source.progress);
+        let float = self.source.float;
         self.out
-            .add_initializer_external(name, DType::F32, &[inputs, outputs], |out| {
+            .add_initializer_external(name, float, &[inputs, outputs], |out| {
+                let mut all: Vec<f32> = zeros(inputs * outputs, name)?;
+                read(tensors, name, &stored, 0, &mut all)?;
+                let mut stripe: Vec<f32> = zeros(STRIPE.min(inputs) * outputs, name)?;
                 for first in (0..inputs).step_by(STRIPE) {
                     let height = STRIPE.min(inputs - first);
                     for column in 0..outputs {
@@ -125,7 +140,7 @@ impl Builder<Checkpoint<'_>> {
                         }
                     }
                     let part = stripe.get(..height * outputs).unwrap_or_default();
-                    emit(out, name, part, progress)?;
+                    emit(out, name, float, part, progress)?;
                 }
                 Ok(())
             })?;
@@ -171,25 +186,34 @@ impl Builder<Checkpoint<'_>> {
             let column = grids.column;
             grids.column = Box::new(move |j, out| column(columns.get(j).copied().unwrap_or(j), out));
         }
+        let out = Packed {
+            operands: [format!("{name}.codes"), format!("{name}.scales")],
+            bits: grids.bits,
+            group: grids.group,
+            order: stored.order.clone(),
+        };
+        let codes_shape = [grids.bits.rows(grids.k), grids.n];
+        let scales_shape = [grids.k.div_ceil(grids.group), grids.n, 2];
+        if !self.source.written {
+            let [codes, scales] = &out.operands;
+            self.out
+                .add_initializer_external(codes, DType::U32, &codes_shape, |_| Ok(()))?;
+            self.out
+                .add_initializer_external(scales, DType::F16, &scales_shape, |_| Ok(()))?;
+            return Ok(out);
+        }
         let packed = grids
             .pack()
             .map_err(|e| self.source.tensors.bad(name, &e.to_string()));
         let (packed, loss) = packed?;
-        let out = Packed {
-            operands: [format!("{name}.codes"), format!("{name}.scales")],
-            bits: packed.bits,
-            group: packed.group,
-            order: stored.order.clone(),
-        };
         let (codes, scales): (&[u8], &[u8]) = (
             bytemuck::cast_slice(&packed.codes),
             bytemuck::cast_slice(&packed.scales),
         );
-        let shape = [packed.bits.rows(packed.k), packed.n];
-        self.out.add_matrix(&out.operands[0], DType::U32, &shape, codes)?;
-        let shape = [packed.k.div_ceil(packed.group), packed.n, 2];
         self.out
-            .add_matrix(&out.operands[1], DType::F16, &shape, scales)?;
+            .add_matrix(&out.operands[0], DType::U32, &codes_shape, codes)?;
+        self.out
+            .add_matrix(&out.operands[1], DType::F16, &scales_shape, scales)?;
         (self.source.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
         let (format, after) = ((packed.bits, packed.group), (codes.len() + scales.len()) as u64);
         let shape = [packed.n, packed.k];
@@ -244,7 +268,8 @@ impl Builder<Checkpoint<'_>> {
     }
 
     pub(super) fn scalar(&mut self, name: &str, value: f32) -> Result<String> {
-        self.constant(name, HostTensor::from_f32(&[], &[value]))
+        let float = self.source.float;
+        self.constant(name, HostTensor::from_floats(float, &[], &[value]))
     }
 }
 
@@ -260,11 +285,16 @@ fn read(tensors: &dyn Tensors, name: &str, stored: &Stored<'_>, first: usize, ou
 fn emit(
     out: &mut ExternalData<'_>,
     name: &str,
+    float: DType,
     values: &[f32],
     progress: &mut dyn FnMut(&str, u64),
 ) -> Result<()> {
-    let bytes: &[u8] = bytemuck::cast_slice(values);
-    out.write(bytes)?;
-    progress(name, bytes.len() as u64);
+    if float == DType::F16 {
+        let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+        out.write(bytemuck::cast_slice(&halves))?;
+    } else {
+        out.write(bytemuck::cast_slice(values))?;
+    }
+    progress(name, size_of_val(values) as u64);
     Ok(())
 }

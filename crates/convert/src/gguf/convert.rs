@@ -5,9 +5,7 @@ use super::read::Gguf;
 use super::tensors::GgufTensors;
 use super::tokenizer::Vocabulary;
 use crate::checkpoint::rope::decimal;
-use crate::checkpoint::{
-    Activation, Architecture, MISTRAL, Params, Progress, Summary, write_json, write_model,
-};
+use crate::checkpoint::{Params, Progress, Summary, write_json, write_model};
 use crate::new_folder::{CONVERT, NewFolder};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -105,13 +103,14 @@ fn ids(list: &[u32]) -> Value {
 }
 
 fn config_json(p: &Params, v: &Vocabulary) -> Value {
-    let activation = match p.architecture.activation() {
-        Activation::Silu => "silu",
-        Activation::GeluTanh => "gelu_pytorch_tanh",
+    let activation = if p.family.gelu {
+        "gelu_pytorch_tanh"
+    } else {
+        "silu"
     };
     let mut config = json!({
-        "architectures": [p.architecture.class()],
-        "model_type": p.architecture.model_type(),
+        "architectures": [p.family.class],
+        "model_type": p.family.model_type,
         "hidden_size": p.hidden,
         "intermediate_size": p.intermediate,
         "num_hidden_layers": p.layers,
@@ -132,16 +131,15 @@ fn config_json(p: &Params, v: &Vocabulary) -> Value {
         "use_cache": true,
     });
     let mut set = |key: &str, value: Value| config[key] = value;
-    if matches!(p.architecture, Architecture::Llama | Architecture::Qwen3) {
-        set("attention_bias", p.qkv_bias.into());
+    for (key, on) in [("attention_bias", p.qkv_bias), ("mlp_bias", p.mlp_bias)] {
+        if p.family.bias_keys.contains(&key) {
+            set(key, on.into());
+        }
     }
-    if p.architecture == Architecture::Llama {
-        set("mlp_bias", p.mlp_bias.into());
-    }
-    if p.architecture.is_gemma() {
+    if p.family.gelu {
         set("hidden_activation", activation.into());
     }
-    if p.architecture.normalizes_results() {
+    if p.family.normalizes_results {
         let cap = |cap: Option<f32>| cap.map_or(Value::Null, decimal);
         set("query_pre_attn_scalar", decimal(1.0 / (p.scale * p.scale)));
         set("attn_logit_softcapping", cap(p.score_cap));
@@ -149,18 +147,13 @@ fn config_json(p: &Params, v: &Vocabulary) -> Value {
     }
     if let Some(window) = &p.window {
         set("sliding_window", window.length.into());
-        if p.architecture == Architecture::Llama {
-            // The name of this architecture with a window in all layers.
-            set("model_type", MISTRAL.into());
-            set("architectures", json!(["MistralForCausalLM"]));
-        }
         if let Some(rope) = &window.rope {
             set("rope_local_base_freq", decimal(rope.theta));
         }
-    } else if p.architecture == Architecture::Phi3 {
+    } else if p.family.rotates_part {
         set("sliding_window", Value::Null);
     }
-    if p.architecture == Architecture::Phi3 {
+    if p.family.rotates_part {
         set(
             "partial_rotary_factor",
             json!(p.rope.width as f64 / p.head_dim as f64),

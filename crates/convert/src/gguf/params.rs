@@ -1,8 +1,10 @@
 //! Model parameters from the metadata of a GGUF file.
 
 use super::read::{Gguf, TensorInfo, Value};
+use super::tensors::GgufTensors;
 use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
-use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
+use crate::checkpoint::{Params, Window, check_sizes, head_size};
+use crate::families::{ALL, Family, Windows};
 use crate::memory;
 use transformer_lite::unstable::error::{Error, Result};
 
@@ -24,12 +26,12 @@ const FOREIGN_KEYS: [&str; 9] = [
 /// The metadata of a model, whose keys begin with its architecture.
 struct Metadata<'a> {
     g: &'a Gguf,
-    architecture: Architecture,
+    family: &'static Family,
 }
 
 impl Metadata<'_> {
     fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture.name())
+        format!("{}.{name}", self.family.name)
     }
 
     /// A positive integer.
@@ -78,6 +80,12 @@ impl Metadata<'_> {
         }
     }
 
+    /// The value that the family assumes for a missing key.
+    fn default(&self, name: &str) -> Option<f32> {
+        let mut list = self.family.gguf.iter();
+        list.find(|(key, _)| *key == name).map(|(_, v)| *v)
+    }
+
     /// A positive number.
     fn number(&self, name: &str) -> Result<Option<f32>> {
         let key = self.key(name);
@@ -85,15 +93,15 @@ impl Metadata<'_> {
             Some(v) if !(v.is_finite() && v > 0.0) => Err(self.g.bad(format!(
                 "metadata \"{key}\": expected a positive number, found {v}"
             ))),
-            v => Ok(v),
+            v => Ok(v.or(self.default(name))),
         }
     }
 
-    /// A number; 0 means off, and a missing key means `default`.
-    fn number_or_off(&self, name: &str, default: Option<f32>) -> Result<Option<f32>> {
+    /// A number; 0 means off.
+    fn number_or_off(&self, name: &str) -> Result<Option<f32>> {
         match self.g.opt_f32(&self.key(name))? {
             Some(0.0) => Ok(None),
-            _ => Ok(self.number(name)?.or(default)),
+            _ => self.number(name),
         }
     }
 
@@ -131,19 +139,8 @@ impl Metadata<'_> {
         let count = |name: &str| self.size_of_layers(name, layers);
         let heads = self.need("attention.head_count", count("attention.head_count")?)?;
         let kv_heads = count("attention.head_count_kv")?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
-            return Err(g.bad(format!(
-                "{heads} query heads are not a multiple of {kv_heads} key heads"
-            )));
-        }
-        let head_dim = match self.size("attention.key_length")? {
-            Some(v) => v,
-            None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
-        };
-        if head_dim % 2 != 0 {
-            return Err(g.bad(format!("expected heads of an even width, found {head_dim}")));
-        }
+        let stated = self.size("attention.key_length")?;
+        let head_dim = head_size(hidden, [heads, kv_heads], stated).map_err(|(_, what)| g.bad(what))?;
         if let Some(v) = self.size("attention.value_length")?.filter(|v| *v != head_dim) {
             return Err(g.bad(format!(
                 "metadata \"{}\": expected the head width {head_dim}, found {v}",
@@ -169,7 +166,7 @@ impl Metadata<'_> {
     fn rope(&self, head_dim: usize, context: usize) -> Result<Rope> {
         let g = self.g;
         let width = self.size("rope.dimension_count")?.unwrap_or(head_dim);
-        let partial = self.architecture == Architecture::Phi3;
+        let partial = self.family.rotates_part;
         if width > head_dim || width % 2 != 0 || (width != head_dim && !partial) {
             let expected = if partial {
                 "an even number up to the"
@@ -181,12 +178,7 @@ impl Metadata<'_> {
                 self.key("rope.dimension_count")
             )));
         }
-        let default = if self.architecture == Architecture::Gemma3 {
-            1e6
-        } else {
-            1e4
-        };
-        let theta = self.number("rope.freq_base")?.unwrap_or(default);
+        let theta = self.number("rope.freq_base")?.unwrap_or(1e4);
         let mut rope = Rope::plain(theta, width);
         rope.divisors = divisors(g, ROPE_FREQS, width / 2)?;
         rope.magnitude = self.number("rope.scaling.attn_factor")?.unwrap_or(1.0);
@@ -248,45 +240,48 @@ impl Metadata<'_> {
     /// The layers that see the latest keys only.
     fn window(&self, layers: usize, rope: &Rope, context: usize) -> Result<Option<Window>> {
         let name = "attention.sliding_window";
-        let length = match self.g.opt_usize(&self.key(name))? {
-            None if self.architecture == Architecture::Gemma2 => 4096,
-            None if self.architecture == Architecture::Gemma3 => self.need_size(name)?,
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a whole number"
+        )]
+        let default = self.default(name).map(|v| v as usize);
+        let length = match (
+            self.g.opt_usize(&self.key(name))?.or(default),
+            self.family.windows,
+        ) {
+            (None, Windows::ExceptStated(_)) => self.need_size(name)?,
             // Some writers use 0 for none.
-            None | Some(0) => return Ok(None),
-            Some(length) => length,
+            (None | Some(0), _) => return Ok(None),
+            (Some(length), Windows::Never | Windows::Switched) if length < context => {
+                let name = self.family.name;
+                return Err(self.g.unsupported(format!(
+                    "attention over a window of {length} tokens is not supported for {name}"
+                )));
+            }
+            (Some(length), _) => length,
         };
-        if matches!(
-            self.architecture,
-            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma
-        ) && length < context
-        {
-            let name = self.architecture.name();
-            return Err(self.g.unsupported(format!(
-                "attention over a window of {length} tokens is not supported for {name}"
-            )));
-        }
-        let own = if self.architecture == Architecture::Gemma3 {
+        let own = if self.family.local_rope {
             let theta = self.number("rope.freq_base_swa")?.unwrap_or(1e4);
             Some(Rope::plain(theta, rope.width))
         } else {
             None
         };
-        let listed = Window::of(self.architecture, layers);
-        Ok(Window::new(length, listed, own, context))
+        Ok(Window::new(length, self.family.windows(layers), own, context))
     }
 
     /// The scale of attention scores.
     fn scale(&self, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> Result<f32> {
         let name = "attention.scale";
-        if let Some(scale) = self.number_or_off(name, None)? {
+        if let Some(scale) = self.number_or_off(name)? {
             return Ok(scale);
         }
         // The largest of these models have another scale, which files do not tell.
-        let largest = matches!(
-            (self.architecture, layers),
-            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
-        );
-        let width = if largest { hidden / heads } else { head_dim };
+        let width = if self.family.scaled_by_width == Some(layers) {
+            hidden / heads
+        } else {
+            head_dim
+        };
         Ok(1.0 / (width as f32).sqrt())
     }
 }
@@ -294,14 +289,16 @@ impl Metadata<'_> {
 /// Reads and checks the metadata. An error names the key, what was expected and what was found.
 pub fn params(g: &Gguf) -> Result<Params> {
     let name = g.required("general.architecture", g.opt_str("general.architecture")?)?;
-    let found = Architecture::ALL.into_iter().find(|a| a.name() == name);
-    let architecture = found.ok_or_else(|| {
+    let found = |name: &str| ALL.into_iter().find(|f| f.name == name);
+    let family = found(name).ok_or_else(|| {
+        let all = ALL.into_iter().filter(|f| found(f.name) == Some(*f));
+        let names: Vec<_> = all.map(|f| f.name).collect();
+        let names = names.join(", ");
         g.unsupported(format!(
-            "architecture \"{name}\" is not supported; supported: {}",
-            Architecture::ALL.map(Architecture::name).join(", ")
+            "architecture \"{name}\" is not supported; supported: {names}"
         ))
     })?;
-    let m = Metadata { g, architecture };
+    let m = Metadata { g, family };
     m.check_foreign()?;
 
     let layers = m.need_size("block_count")?;
@@ -321,40 +318,23 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let eps = m.need(eps_key, m.number(eps_key)?)?;
 
     let vocab = m.vocabulary(hidden)?;
-    // The tensors bound the sizes in the metadata before anything is allocated.
-    let width = |count: usize| count.saturating_mul(head_dim);
-    let outputs = if architecture.joins_projections() {
-        let all = width(heads).saturating_add(width(kv_heads).saturating_mul(2));
-        vec![("attn_qkv", all), ("ffn_up", intermediate.saturating_mul(2))]
-    } else {
-        vec![
-            ("attn_q", width(heads)),
-            ("attn_k", width(kv_heads)),
-            ("ffn_up", intermediate),
-        ]
-    };
-    for (name, outputs) in outputs {
-        let name = format!("blk.0.{name}.weight");
-        let info = g.tensor(&name).ok_or_else(|| missing(g, &name))?;
-        expect_dims(g, info, &[hidden, outputs])?;
-    }
     let rope = m.rope(head_dim, context)?;
     let bias = |name: &str| g.tensor(&format!("blk.0.{name}.bias")).is_some();
-    let cap = |default: f32| (architecture == Architecture::Gemma2).then_some(default);
+    let window = m.window(layers, &rope, context)?;
+    let named = family.windowed.filter(|_| window.is_some());
     let params = Params {
-        architecture,
+        family: named.unwrap_or(family),
         layers,
         hidden,
         intermediate,
         heads,
         kv_heads,
         head_dim,
-        window: m.window(layers, &rope, context)?,
+        window,
         rope,
         scale: m.scale(layers, hidden, heads, head_dim)?,
-        score_cap: m.number_or_off("attn_logit_softcapping", cap(50.0))?,
-        logit_cap: m.number_or_off("final_logit_softcapping", cap(30.0))?,
-        embedding_scale: architecture.embedding_scale(hidden),
+        score_cap: m.number_or_off("attn_logit_softcapping")?,
+        logit_cap: m.number_or_off("final_logit_softcapping")?,
         // Files of Gemma hold the weights with the 1 added.
         norm_offset: 0.0,
         eps,
@@ -363,11 +343,9 @@ pub fn params(g: &Gguf) -> Result<Params> {
         tied: g.tensor("output.weight").is_none(),
         qkv_bias: bias("attn_q") || bias("attn_qkv"),
         output_bias: bias("attn_output"),
-        mlp_bias: bias("ffn_gate") || (architecture.joins_projections() && bias("ffn_up")),
+        mlp_bias: bias("ffn_gate") || (family.joins_projections && bias("ffn_up")),
     };
-    if params.elements().is_none() {
-        return Err(g.bad(TOO_LARGE));
-    }
+    check_sizes(&GgufTensors::new(g, &params), &params)?;
     Ok(params)
 }
 

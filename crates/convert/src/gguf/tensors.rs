@@ -3,12 +3,34 @@
 use super::dequant;
 use super::params::{ROPE_TENSORS, expect_dims, missing};
 use super::read::{Gguf, TensorInfo};
-use crate::checkpoint::{Architecture, Params, Stored, Tensors};
+use crate::checkpoint::{Params, Stored, Tensors};
 use crate::memory::zeros;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::quant::Grids;
+
+/// Names of tensors in checkpoints, those of layers without prefix and suffix, and in GGUF files.
+const NAMES: &[(&str, &str)] = &[
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
 
 /// The tensors of a file.
 pub struct GgufTensors<'a> {
@@ -36,51 +58,11 @@ impl<'a> GgufTensors<'a> {
         }
     }
 
-    /// The name in the file.
-    fn name(&self, name: &str) -> String {
-        let whole = match name {
-            "model.embed_tokens.weight" => "token_embd.weight",
-            "model.norm.weight" => "output_norm.weight",
-            "lm_head.weight" => "output.weight",
-            _ => "",
-        };
-        let inner = name
-            .strip_prefix("model.layers.")
-            .and_then(|rest| rest.split_once('.'));
-        match inner {
-            Some((layer, part)) => {
-                let (part, kind) = part.rsplit_once('.').unwrap_or((part, ""));
-                let part = match part {
-                    "input_layernorm" => "attn_norm",
-                    "post_attention_layernorm" if self.params.architecture.normalizes_results() => {
-                        "post_attention_norm"
-                    }
-                    "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
-                    "post_feedforward_layernorm" => "post_ffw_norm",
-                    "self_attn.q_norm" => "attn_q_norm",
-                    "self_attn.k_norm" => "attn_k_norm",
-                    "self_attn.qkv_proj" => "attn_qkv",
-                    "self_attn.q_proj" => "attn_q",
-                    "self_attn.k_proj" => "attn_k",
-                    "self_attn.v_proj" => "attn_v",
-                    "self_attn.o_proj" => "attn_output",
-                    "mlp.gate_proj" => "ffn_gate",
-                    "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
-                    "mlp.down_proj" => "ffn_down",
-                    other => other,
-                };
-                format!("blk.{layer}.{part}.{kind}")
-            }
-            None => whole.to_owned(),
-        }
-    }
-
     /// Row of the file by row of the graph.
     fn order(&self, name: &str) -> Option<impl Fn(usize) -> usize + Sync + Copy + use<>> {
         let turned = name.contains(".q_proj.") || name.contains(".k_proj.");
         let head_dim = self.params.head_dim;
-        (turned && self.params.architecture == Architecture::Llama)
-            .then_some(move |row| interleaved(head_dim, row))
+        (turned && self.params.family.interleaved).then_some(move |row| interleaved(head_dim, row))
     }
 
     fn read(&self, info: &TensorInfo, width: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
@@ -147,8 +129,22 @@ impl Tensors for GgufTensors<'_> {
         })
     }
 
-    fn bad(&self, name: &str, what: &str) -> Error {
-        self.gguf.bad(format!("tensor \"{}\": {what}", self.name(name)))
+    fn name(&self, name: &str) -> String {
+        let own = self.params.family.gguf_tensors;
+        let renamed = |part: &str| {
+            let mut names = own.iter().chain(NAMES);
+            names.find(|(known, _)| *known == part).map(|(_, name)| *name)
+        };
+        let inner = name
+            .strip_prefix("model.layers.")
+            .and_then(|rest| rest.split_once('.'));
+        match inner {
+            Some((layer, part)) => {
+                let (part, kind) = part.rsplit_once('.').unwrap_or((part, ""));
+                format!("blk.{layer}.{}.{kind}", renamed(part).unwrap_or(part))
+            }
+            None => renamed(name).unwrap_or_default().to_owned(),
+        }
     }
 
     fn bad_file(&self, what: &str) -> Error {
