@@ -158,28 +158,25 @@ impl Builder<Checkpoint<'_>> {
             part = slice(self, "Slice_2", x, shared!("zero"), width)?;
             rest = Some(slice(self, "Slice_3", x, width, shared!("end"))?);
         }
-        if p.family.sequence_first {
-            part = self.rotate_neighbours(scope, &part, angles)?;
-            return match rest {
-                None => Ok(part),
-                Some(rest) => self.node("Concat", scope, &[&part, &rest], &axis(-1)),
-            };
-        }
-        let plain = self.node("Mul", scope, &[&part, &angles.cos], &[])?;
-        let upper = slice(self, "Slice_1", &part, shared!("half_head"), shared!("end"))?;
-        let negated = self.node("Neg", scope, &[&upper], &[])?;
-        let lower = slice(self, "Slice", &part, shared!("zero"), shared!("half_head"))?;
-        let half_turn = self.node("Concat", scope, &[&negated, &lower], &axis(-1))?;
-        let turned = self.node("Mul", scope, &[&half_turn, &angles.sin], &[])?;
-        let turned = self.node("Add", scope, &[&plain, &turned], &[])?;
+        let turned = if p.family.sequence_first {
+            self.turn_neighbours(scope, &part, angles)?
+        } else {
+            let plain = self.node("Mul", scope, &[&part, &angles.cos], &[])?;
+            let upper = slice(self, "Slice_1", &part, shared!("half_head"), shared!("end"))?;
+            let negated = self.node("Neg", scope, &[&upper], &[])?;
+            let lower = slice(self, "Slice", &part, shared!("zero"), shared!("half_head"))?;
+            let half_turn = self.node("Concat", scope, &[&negated, &lower], &axis(-1))?;
+            let turned = self.node("Mul", scope, &[&half_turn, &angles.sin], &[])?;
+            self.node("Add", scope, &[&plain, &turned], &[])?
+        };
         match rest {
             None => Ok(turned),
             Some(rest) => self.node("Concat", scope, &[&turned, &rest], &axis(-1)),
         }
     }
 
-    /// Rotates adjacent elements of `x`.
-    fn rotate_neighbours(&mut self, scope: &str, x: &str, Angles { cos, sin }: &Angles) -> Result<String> {
+    /// Rotates pairs of adjacent elements of `x`; an angle is for a pair.
+    fn turn_neighbours(&mut self, scope: &str, x: &str, Angles { cos, sin }: &Angles) -> Result<String> {
         let at = |name: &str| format!("{scope}/{name}");
         let pairs = self.ints(&at("pairs"), &[0, 0, 0, -1, 2])?;
         let pairs = self.node("Reshape", scope, &[x, &pairs], &[])?;
@@ -205,17 +202,12 @@ impl Builder<Checkpoint<'_>> {
     fn cache(&mut self, scope: &str, layer: usize, part: &str, new: &str) -> Result<String> {
         let [past, present] = cache_names(layer, part);
         let scope = format!("{scope}/{part}");
-        let (along, mut all) = (
-            if self.source.params.family.sequence_first {
-                0
-            } else {
-                2
-            },
-            present,
-        );
-        self.node_as("Concat", &scope, &[&past, new], &axis(along), &all)?;
-        if along == 0 {
+        let mut all = present.clone();
+        if self.source.params.family.sequence_first {
+            self.node_as("Concat", &scope, &[&past, new], &axis(0), &present)?;
             all = self.node("Transpose", &scope, &[&all], &perm(&[1, 2, 0, 3]))?;
+        } else {
+            self.node_as("Concat", &scope, &[&past, new], &axis(2), &present)?;
         }
         self.node("Unsqueeze", &scope, &[&all, shared!("axis_2")], &[])
     }
