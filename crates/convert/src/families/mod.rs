@@ -14,7 +14,8 @@ mod phi3;
 pub mod qwen2;
 mod qwen3;
 
-/// Families that files may have. Of those with one name in GGUF files, the first is found there.
+/// Families of checkpoints and GGUF files. Llama and Mistral have the same name in GGUF files, so the
+/// first one is read, and [`Family::windowed`] names the other.
 pub const ALL: [&Family; 8] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
