@@ -8,6 +8,7 @@ mod hub;
 mod inspect;
 mod inspect_page;
 mod layering;
+mod lines;
 mod messages;
 mod models_folder;
 mod roofline;

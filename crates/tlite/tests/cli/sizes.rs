@@ -32,7 +32,7 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
 
 /// The text with comments replaced by spaces, and strings and characters by dots, so that lines
 /// within a string still count as code.
-fn code(text: &str) -> String {
+pub fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
