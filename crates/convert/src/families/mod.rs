@@ -71,7 +71,7 @@ pub struct Family {
     pub local_rope: bool,
     /// True if GGUF files have the two halves of each head of queries and keys interleaved.
     pub interleaved: bool,
-    /// True if the activation function of the gate is the tanh approximation of GELU, not SiLU.
+    /// True if the activation function of the gate is the tanh approximation of GELU, not `SiLU`.
     pub gelu: bool,
     /// True if embedding rows are multiplied by the square root of their width.
     pub scales_embedding: bool,
