@@ -473,8 +473,8 @@ fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope) -> Result<
     })
 }
 
-/// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else the lowest number.
-/// Also the mask of sliding-window layers, if the model's context exceeds the window.
+/// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else the lowest
+/// number. Also the mask of sliding-window layers, if the model's context exceeds the window.
 fn mask(b: &mut Builder<Checkpoint<'_>>) -> Result<(String, Option<String>)> {
     let scope = "/model/mask";
     let at = |name: &str| format!("{scope}/{name}");

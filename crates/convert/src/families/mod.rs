@@ -14,8 +14,8 @@ mod phi3;
 pub mod qwen2;
 mod qwen3;
 
-/// Families of checkpoints and GGUF files. Llama and Mistral have the same name in GGUF files, so the
-/// first one is read, and [`Family::windowed`] names the other.
+/// Families of checkpoints and GGUF files. Llama and Mistral have the same name in GGUF files, so
+/// the first one is read, and [`Family::windowed`] names the other.
 pub const ALL: [&Family; 8] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
