@@ -370,7 +370,7 @@ pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<D
         return Err(format!("expected {wanted:?}, found {found:?}"));
     }
     if !wanted.dtype().is_float() {
-        let list = |t: &HostTensor| t.to_i64().map_err(|e| e.to_string());
+        let list = |t: &HostTensor| t.to_i128().map_err(|e| e.to_string());
         let (a, b) = (list(found)?, list(wanted)?);
         let apart = a.iter().zip(&b).filter(|(a, b)| a != b);
         #[expect(clippy::cast_precision_loss, reason = "a measure of difference")]

@@ -61,7 +61,7 @@ fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<Optio
         return Err(format!("expected {wanted:?}, found {found:?}"));
     }
     if !wanted.dtype().is_float() {
-        let (w, f) = (wanted.to_i64().map_err(text)?, found.to_i64().map_err(text)?);
+        let (w, f) = (wanted.to_bits().map_err(text)?, found.to_bits().map_err(text)?);
         let wrong = w.iter().zip(&f).filter(|(w, f)| w != f).count();
         if wrong > w.len() / INTEGERS {
             compare(wanted, found, LOOSE)?;
@@ -115,6 +115,13 @@ mod tests {
             found[100] = wrong;
             assert!(check(&found).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn integers_are_compared_to_the_ends_of_their_types() {
+        let of = |v: u64| HostTensor::from_i128s(DType::U64, &[1], &[v.into()]).unwrap();
+        assert_eq!(close(&of(u64::MAX), &of(u64::MAX), DType::I64), Ok(Some(true)));
+        assert!(close(&of(u64::MAX), &of(u64::MAX - 1), DType::I64).is_err());
     }
 
     #[test]
