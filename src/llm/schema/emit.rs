@@ -216,7 +216,11 @@ impl<'s> Emitter<'s> {
     }
 
     fn member(&mut self, name: RegexAst, goal: Goal<'s>) -> Outcome<SymIdx> {
-        let parts = vec![self.terminal(name)?, self.word(":")?, self.goal(goal)?];
+        let parts = vec![
+            self.terminal(text::plainly(name))?,
+            self.word(":")?,
+            self.goal(goal)?,
+        ];
         self.join(parts)
     }
 

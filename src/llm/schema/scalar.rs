@@ -175,7 +175,11 @@ impl Scalar {
             }
             _ => return Ok(None),
         };
-        Ok(Some(Rx::Some(if holds { found } else { other_texts(found) })))
+        Ok(Some(Rx::Some(if holds {
+            text::plainly(found)
+        } else {
+            other_texts(found)
+        })))
     }
 }
 
@@ -234,7 +238,7 @@ impl<'s> Kind<'s> for Scalar {
                 };
                 number::range(Some(&bound), None).or(number::range(None, Some(&bound)))
             }
-            (Self::Text, Value::String(text)) if holds => Rx::Some(text::equal(text)),
+            (Self::Text, Value::String(text)) if holds => Rx::Some(text::plainly(text::equal(text))),
             (Self::Text, Value::String(text)) => Rx::Some(other_texts(text::equal(text))),
             _ => Self::set(!holds),
         })

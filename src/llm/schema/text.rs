@@ -47,6 +47,24 @@ pub fn lengths(least: u32, most: Option<u32>) -> RegexAst {
     quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most))
 }
 
+/// The strings of `ast` without escapes for printable ASCII characters, which some models choose
+/// where the text is given. Escapes such as `\n` and `\/` remain.
+pub fn plainly(ast: RegexAst) -> RegexAst {
+    RegexAst::And(vec![ast, quoted(regex(format!("{}*", plain_character())))])
+}
+
+/// A character, but printable ASCII only as itself or in a short escape.
+fn plain_character() -> String {
+    let others = [(0, 0x1f), (0x7f, 0xd7ff), (0xe000, 0xffff)];
+    let mut escaped: Vec<String> = others
+        .into_iter()
+        .flat_map(|(low, high)| hex(low, high, 4))
+        .map(|h| format!(r"\\u{h}"))
+        .collect();
+    escaped.extend(pairs(0x1_0000, 0x10_ffff));
+    format!(r#"([^"\\\x00-\x1F]|\\["\\/bfnrt]|{})"#, escaped.join("|"))
+}
+
 /// The string `text`.
 pub fn equal(text: &str) -> RegexAst {
     quoted(regex(text.chars().map(|c| class(&[(c, c)])).collect::<String>()))
