@@ -289,7 +289,7 @@ pub(super) fn wraps(cx: &LowerCx<'_>) -> OpResult<()> {
     let wide = cx.out_bounds(0)?.is_some_and(|b| !b.fits_32());
     if wide && matches!(dtype, DType::U32 | DType::U64) {
         return Err(OpError::NoKernel(format!(
-            "sums of {dtype} that may exceed 31 bits"
+            "results of {dtype} that may exceed 31 bits"
         )));
     }
     Ok(())

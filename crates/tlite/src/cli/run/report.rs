@@ -174,7 +174,7 @@ impl OnHost {
 #[serde(untagged)]
 pub enum Number {
     /// Of an integer tensor.
-    Int(i64),
+    Int(i128),
     /// Of floats, and every mean.
     Float(f64),
 }
@@ -258,7 +258,7 @@ impl Value {
         #[expect(clippy::cast_precision_loss, reason = "for people")]
         let mean = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
         if !t.dtype().is_float() {
-            let all = t.to_i64().unwrap_or_default();
+            let all = t.to_i128().unwrap_or_default();
             value.min = all.iter().copied().min().map(Number::Int);
             value.max = all.iter().copied().max().map(Number::Int);
             #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -294,7 +294,8 @@ const COLUMNS: usize = 110;
 fn number(v: Option<Number>) -> String {
     match v {
         Some(Number::Int(v)) => v.to_string(),
-        Some(Number::Float(v)) => format!("{v:.5}"),
+        Some(Number::Float(v)) if v.abs() < 1e15 => format!("{v:.5}"),
+        Some(Number::Float(v)) => format!("{v:.5e}"),
         None => "-".to_owned(),
     }
 }
@@ -461,6 +462,7 @@ fn profile(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use transformer_lite::unstable::tensor::DType;
 
     #[test]
     fn what_is_not_finite_is_counted_and_left_out() {
@@ -485,6 +487,11 @@ mod tests {
         let v = Value::output("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
         let line = values(&[v], "");
         assert!(line.contains("3..4") && line.contains("mean 3.50000"), "{line}");
+        let most = HostTensor::from_i128s(DType::U64, &[1], &[u64::MAX.into()]).unwrap();
+        assert_eq!(
+            Value::output("y", &most, None).max,
+            Some(Number::Int(u64::MAX.into()))
+        );
         let v = Value::of("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
         let json = serde_json::to_value(v).unwrap();
         assert_eq!(
