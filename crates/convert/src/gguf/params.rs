@@ -140,7 +140,14 @@ impl Metadata<'_> {
         let heads = self.need("attention.head_count", count("attention.head_count")?)?;
         let kv_heads = count("attention.head_count_kv")?.unwrap_or(heads);
         let stated = self.size("attention.key_length")?;
-        let head_dim = head_size(hidden, [heads, kv_heads], stated).map_err(|(_, what)| g.bad(what))?;
+        let head_dim = head_size(hidden, [heads, kv_heads], stated).map_err(|(key, what)| {
+            let key = self.key(match key {
+                "head_dim" => "attention.key_length",
+                "num_key_value_heads" => "attention.head_count_kv",
+                _ => "attention.head_count",
+            });
+            g.bad(format!("metadata \"{key}\": {what}"))
+        })?;
         if let Some(v) = self.size("attention.value_length")?.filter(|v| *v != head_dim) {
             return Err(g.bad(format!(
                 "metadata \"{}\": expected the head width {head_dim}, found {v}",

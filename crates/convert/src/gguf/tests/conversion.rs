@@ -278,7 +278,7 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
         "llama.attention.key_length",
         Value::U64(1 << 62),
         damaged,
-        &["blk.0.attn_q.weight"],
+        &["llama.attention.key_length"],
     );
     with(
         "llama.embedding_length",
