@@ -53,8 +53,13 @@ pub fn too_large(tensors: &dyn Tensors) -> Error {
 
 /// Checks the sizes that a file claims against its tensors before anything is allocated.
 pub(crate) fn check_sizes(tensors: &dyn Tensors, p: &Params) -> Result<()> {
-    p.elements().ok_or_else(|| too_large(tensors))?;
-    tensors.stored("model.embed_tokens.weight", &[p.vocab, p.hidden])?;
+    let stored = |name: &str, outputs: usize| tensors.stored(name, &[outputs, p.hidden]);
+    stored("model.embed_tokens.weight", p.vocab)?;
+    if p.elements().is_none() {
+        // The error of a tensor says more.
+        stored("model.layers.0.mlp.up_proj.weight", p.intermediate)?;
+        return Err(too_large(tensors));
+    }
     let widths = if p.family.joins_projections {
         vec![
             ("self_attn.qkv_proj", p.q_width() + 2 * p.kv_width()),
@@ -68,7 +73,7 @@ pub(crate) fn check_sizes(tensors: &dyn Tensors, p: &Params) -> Result<()> {
         ]
     };
     for (name, outputs) in widths {
-        tensors.stored(&format!("model.layers.0.{name}.weight"), &[outputs, p.hidden])?;
+        stored(&format!("model.layers.0.{name}.weight"), outputs)?;
     }
     Ok(())
 }
