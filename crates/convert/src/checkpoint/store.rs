@@ -56,8 +56,10 @@ pub(crate) fn check_sizes(tensors: &dyn Tensors, p: &Params) -> Result<()> {
     let stored = |name: &str, outputs: usize| tensors.stored(name, &[outputs, p.hidden]);
     stored("model.embed_tokens.weight", p.vocab)?;
     if p.elements().is_none() {
-        // The error of a tensor says more.
-        stored("model.layers.0.mlp.up_proj.weight", p.intermediate)?;
+        // The error of a tensor says more, if there is such a tensor.
+        if !p.family.joins_projections {
+            stored("model.layers.0.mlp.up_proj.weight", p.intermediate)?;
+        }
         return Err(too_large(tensors));
     }
     let widths = if p.family.joins_projections {
