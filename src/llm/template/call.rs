@@ -2,7 +2,7 @@
 
 use super::meter::{Meter, units};
 use super::python;
-use minijinja::value::ValueKind;
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, ErrorKind, Value};
 use std::borrow::Cow;
 
@@ -26,6 +26,11 @@ pub(super) struct Call<'a> {
 /// An error for arguments that Python rejects.
 pub(super) fn refuse<T>(what: impl Into<Cow<'static, str>>) -> Result<T, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, what))
+}
+
+/// The arguments of a call. Keyword arguments are one value.
+pub(super) fn values(Rest(given): Rest<ValueOrKwargs>) -> Vec<Value> {
+    given.into_iter().map(ValueOrKwargs::into_value).collect()
 }
 
 /// The values of `parameters` when `name` is called with the arguments `given`.

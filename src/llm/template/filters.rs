@@ -1,11 +1,11 @@
 //! Filters and tests of Jinja 3.1 that the engine lacks, or for which it has other arguments or
 //! results.
 
-use super::call::{Call, Function, bind, refuse};
+use super::call::{Call, Function, bind, refuse, values};
 use super::meter::{Meter, NODE};
 use super::printf::{printf, remainder};
 use super::text::{self, functions};
-use super::{objects, python, sequences};
+use super::{guard, objects, python, sequences};
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use std::sync::Arc;
@@ -61,28 +61,31 @@ const FILTERS: &[Function] = functions! {
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     for filter in FILTERS.iter().chain(sequences::FILTERS) {
         let meter = meter.clone();
-        environment.add_filter(filter.name, move |Rest(all): Rest<ValueOrKwargs>| {
-            let all: Vec<Value> = all.into_iter().map(ValueOrKwargs::into_value).collect();
-            match all.split_first() {
+        environment.add_filter(filter.name, move |all: Rest<ValueOrKwargs>| {
+            match values(all).split_first() {
                 Some((subject, given)) => filter.call(&meter, subject, given),
                 None => refuse("a filter has no operand"),
             }
         });
     }
     let counting = meter.clone();
-    environment.add_filter("format", move |format: Value, Rest(all): Rest<ValueOrKwargs>| {
-        let all: Vec<Value> = all.into_iter().map(ValueOrKwargs::into_value).collect();
-        printf(&counting, &python::text(&format)?, &all)
+    environment.add_filter("format", move |format: Value, all: Rest<ValueOrKwargs>| {
+        printf(&counting, &python::text(&format)?, &values(all))
     });
-    environment.add_filter("map", map);
+    let counting = meter.clone();
+    environment.add_filter(
+        "map",
+        move |state: &mut State<'_, '_>, subject: Value, given: Rest<ValueOrKwargs>| {
+            map(&counting, state, &subject, &values(given))
+        },
+    );
     install_tests(environment);
 }
 
 /// Applies a filter to each item, or gets an attribute of each.
-fn map(state: &mut State<'_, '_>, subject: Value, Rest(given): Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let given: Vec<Value> = given.into_iter().map(ValueOrKwargs::into_value).collect();
+fn map(meter: &Meter, state: &mut State<'_, '_>, subject: &Value, given: &[Value]) -> Result<Value, Error> {
     let Some((name, arguments)) = given.split_first().filter(|(name, _)| !name.is_kwargs()) else {
-        let bound = bind("map", &["attribute", "default"], &given)?;
+        let bound = bind("map", &["attribute", "default"], given)?;
         let [Some(path), default] = bound.as_slice() else {
             return Err(Error::new(
                 ErrorKind::MissingArgument,
@@ -100,17 +103,20 @@ fn map(state: &mut State<'_, '_>, subject: Value, Rest(given): Rest<ValueOrKwarg
         }
         return Ok(Value::from(all));
     };
-    let Some(name) = name.as_str() else {
+    // Names of guards start with `#`.
+    let Some(name) = name.as_str().filter(|name| !name.starts_with('#')) else {
         return refuse(format!(
             "map: expected the name of a filter, found {}",
             name.kind()
         ));
     };
+    let what = format!("|{name}");
     let mut all = Vec::new();
     for item in subject.try_iter()? {
         let mut operands = vec![item];
         operands.extend_from_slice(arguments);
-        all.push(state.apply_filter(name, &operands)?);
+        guard::before(meter, &what, &operands)?;
+        all.push(guard::plain(meter, state.apply_filter(name, &operands)?)?);
     }
     Ok(Value::from(all))
 }
@@ -143,16 +149,11 @@ fn install_tests(environment: &mut Environment<'_>) {
             value.as_str().is_some_and(|name| is_known(state, name))
         });
     }
-    environment.add_test(
-        "divisibleby",
-        |value: &Value, Rest(given): Rest<ValueOrKwargs>| {
-            let given: Vec<Value> = given.into_iter().map(ValueOrKwargs::into_value).collect();
-            match bind("divisibleby", &["num"], &given)?.pop().flatten() {
-                Some(divisor) => Ok(remainder(value, &divisor)? == Value::from(0)),
-                None => Err(Error::from(ErrorKind::MissingArgument)),
-            }
-        },
-    );
+    environment.add_test("divisibleby", |value: &Value, given: Rest<ValueOrKwargs>| {
+        let divisor = bind("divisibleby", &["num"], &values(given))?.pop().flatten();
+        let divisor = divisor.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+        Ok::<_, Error>(remainder(value, &divisor)? == Value::from(0))
+    });
     environment.add_test("callable", |value: &Value| match value.kind() {
         ValueKind::Undefined => true,
         ValueKind::Plain => !objects::is_cycler(value),

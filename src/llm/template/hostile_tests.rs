@@ -104,6 +104,15 @@ fn values_without_bound_are_refused() {
         format!("{long}{{% set d = {{s: 1}} %}}{{% endfor %}}"),
         format!("{long}{{% for c in s %}}{{% break %}}{{% endfor %}}{{% endfor %}}"),
         format!("{long}{{% set t = s | upper %}}{{% endfor %}}"),
+        format!("{long}{{% if s is lower %}}{{% endif %}}{{% endfor %}}"),
+        "{% set x = 'x' %}".to_owned() + &"{% set x = x ~ x %}".repeat(40),
+        "{% set x = ['x'] %}".to_owned() + &"{% set x = x * 9 %}".repeat(40),
+        "{{ [range(9999) | list] | tojson(separators=('x' * 100000, ':')) | length }}".to_owned(),
+        "{{ [range(9999) | list] | tojson(indent='x' * 100000) | length }}".to_owned(),
+        "{{ (['x' * 1000000] * 1000) | map('upper') | list | length }}".to_owned(),
+        "{{ (['x' * 1000000] * 1000) | map('map', 'upper') | list | length }}".to_owned(),
+        "{% set m = {'x' * 1000000: 1} %}{{ ([{'a': m}] * 9999) | selectattr('a', 'eq', {'b': 1}) | list }}"
+            .to_owned(),
     ] {
         assert_eq!(kind(text.clone()), ErrorKind::LimitExceeded, "{text:.80}");
     }
@@ -122,6 +131,7 @@ fn deep_templates_and_values_are_refused() {
         looped("[1]", "(ns.x,)", ""),
         looped("[1]", "dict(x=ns.x)", ""),
         looped("[1]", "ns.x | batch(1)", ""),
+        looped("[[1]]", "ns.x | map('batch', 1) | list", ""),
     ] {
         assert_eq!(kind(text.clone()), ErrorKind::LimitExceeded, "{text:.80}");
     }

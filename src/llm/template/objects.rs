@@ -1,6 +1,6 @@
 //! Global functions, and the objects that functions and methods return.
 
-use super::call::refuse;
+use super::call::{refuse, values};
 use super::meter::{Meter, NODE};
 use super::{python, text};
 use minijinja::value::{Enumerator, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
@@ -236,6 +236,11 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     object.is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
+pub(super) fn is_macro(value: &Value) -> bool {
+    let object = value.as_object();
+    object.is_some_and(|object| object.type_name().ends_with("::Macro"))
+}
+
 /// Whether `value` is a mapping but not a `dict`: a namespace, or the variable `loop`.
 pub(super) fn is_other_mapping(value: &Value) -> bool {
     let object = value.as_object();
@@ -260,9 +265,9 @@ pub(super) fn storable(meter: &Meter, value: &Value) -> Result<(), Error> {
 }
 
 /// Python's `dict`: made from a mapping or pairs, and from keyword arguments.
-fn dict(Rest(given): Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn dict(given: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let mut entries: Vec<(Value, Value)> = Vec::new();
-    for value in given.into_iter().map(ValueOrKwargs::into_value) {
+    for value in values(given) {
         if value.kind() == ValueKind::Map {
             entries.extend(python::items(&value).map(|[key, value]| (key, value)));
             continue;

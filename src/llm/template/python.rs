@@ -2,6 +2,7 @@
 
 use super::call::{Call, refuse};
 use super::filters::escaped;
+use super::meter::{NODE, units};
 use super::objects::{self, Group, Range, View};
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Error, Output, State, Value};
@@ -270,6 +271,13 @@ pub(super) fn to_json(c: &Call<'_>) -> Result<Value, Error> {
         item,
         key,
     };
+    let indent = style.indent.as_ref().map_or(0, String::len);
+    let all = c.meter.places(c.subject)?;
+    let each = all
+        .depth
+        .saturating_mul(indent)
+        .saturating_add(style.item.len() + style.key.len());
+    c.meter.charge((all.units / NODE).saturating_mul(units(each)))?;
     let mut out = String::new();
     style.write(&mut out, c.subject, 0)?;
     Ok(Value::from(out))

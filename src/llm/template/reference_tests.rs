@@ -89,6 +89,9 @@ fn what_would_differ_is_refused() {
         "'٣'|int",
         "self",
         "[1, 2]|random",
+        "'a b'|split",
+        "'a'|lines",
+        "['a']|map('#own', 'upper')|list",
         "x.n < 'a'",
     ] {
         let values: Values = [("x".to_owned(), json!({"n": 1}))].into_iter().collect();
