@@ -375,6 +375,10 @@ const WHOLE: &[(&str, &str)] = &[
         "{% macro v() %}{{ kwargs }}{{ caller() }}{% endmacro %}{% call v(z=2) %}c{% endcall %}",
         "{'z': 2}c",
     ),
+    (
+        "{% macro v(a) %}{{ a }}{{ varargs }}{% endmacro %}{% set w = v %}{{ w(1, 2) }}{{ w(*[3]) }}",
+        "1(2,)3()",
+    ),
     ("{% set f = x.d.get %}{{ f('b') }}{{ f('q', 7) }}", "17"),
     (
         "{% for k, v in {'items': 1, 'get': 2}.items() %}{{ k }}{{ v }}{% endfor %}",
