@@ -44,9 +44,9 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
-    type Guard = fn(&Arc<Meter>, Vec<Value>) -> Result<Value, Error>;
-    let guards: [(&'static str, Guard); 4] = [
-        (BEFORE, |meter, mut all| {
+    type Guard = fn(&Arc<Meter>, &State<'_, '_>, Vec<Value>) -> Result<Value, Error>;
+    let guards: [(&'static str, Guard); 5] = [
+        (BEFORE, |meter, _, mut all| {
             let what = all.pop().unwrap_or_default();
             before(meter, what.as_str().unwrap_or_default(), &all)?;
             if what.as_str() == Some("*") {
@@ -54,8 +54,14 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             }
             Ok(Value::from(Tuple::from(all)))
         }),
-        (OWN, own),
-        (MADE, |meter, mut all| {
+        (OWN, |meter, _, all| own(meter, all)),
+        (PACK, |meter, state, mut all| {
+            let name = all.pop().unwrap_or_default();
+            let function = name.as_str().and_then(|name| state.lookup(name));
+            let all = pack(meter, &function.unwrap_or_default(), all)?;
+            Ok(Value::from(Tuple::from(all)))
+        }),
+        (MADE, |meter, _, mut all| {
             let value = plain(meter, all.pop().unwrap_or_default())?;
             meter.places(&value)?;
             // Keys are hashed.
@@ -64,22 +70,14 @@ pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
             }
             Ok(value)
         }),
-        (LISTED, |meter, mut all| {
+        (LISTED, |meter, _, mut all| {
             plain(meter, all.pop().unwrap_or_default())
         }),
     ];
-    let counting = meter.clone();
-    environment.add_filter(PACK, move |state: &State<'_, '_>, all: Rest<ValueOrKwargs>| {
-        let mut all = values(all);
-        let name = all.pop().unwrap_or_default();
-        let function = name.as_str().and_then(|name| state.lookup(name));
-        let all = pack(&counting, &function.unwrap_or_default(), all)?;
-        Ok::<_, Error>(Value::from(Tuple::from(all)))
-    });
     for (name, guard) in guards {
         let counting = meter.clone();
-        environment.add_filter(name, move |all: Rest<ValueOrKwargs>| {
-            guard(&counting, values(all))
+        environment.add_filter(name, move |state: &State<'_, '_>, all: Rest<ValueOrKwargs>| {
+            guard(&counting, state, values(all))
         });
     }
 }
@@ -277,17 +275,11 @@ fn filter(meter: &Meter, what: &str, subject: &Value, arguments: &[Value]) -> Re
 
 /// True for filters that make a list of the characters of a text.
 fn is_of_lists(what: &str) -> bool {
-    let others = [
-        "list",
-        "map",
-        "reject",
-        "rejectattr",
-        "select",
-        "selectattr",
-        "sum",
-    ];
     what.strip_prefix('|').is_some_and(|name| {
-        others.contains(&name) || sequences::FILTERS.iter().any(|filter| filter.name == name)
+        matches!(
+            name,
+            "list" | "map" | "reject" | "rejectattr" | "select" | "selectattr" | "sum"
+        ) || sequences::FILTERS.iter().any(|filter| filter.name == name)
     })
 }
 
