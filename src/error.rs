@@ -4,6 +4,7 @@
 use crate::backend::BackendError;
 use crate::fmt::shown;
 use crate::graph::op::OpError;
+use crate::num::OutOfRange;
 use crate::quota::Exceeded;
 use crate::tensor::TensorError;
 use std::fmt;
@@ -358,6 +359,13 @@ impl Error {
     /// True if the caller asked for something impossible; the command then exits with code 2.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. })
+    }
+}
+
+impl From<OutOfRange> for Error {
+    /// A wrong number or range in a run.
+    fn from(e: OutOfRange) -> Self {
+        Self::internal(Stage::Run, e)
     }
 }
 

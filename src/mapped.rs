@@ -56,7 +56,7 @@ impl Copied {
         let start = bytes.as_ptr().align_offset(Self::ALIGN).min(Self::ALIGN - 1);
         // Within the capacity, so the bytes do not move.
         bytes.resize(start + length, 0);
-        file.read_exact(bytes.get_mut(start..).unwrap_or_default())?;
+        file.read_exact(&mut bytes[start..])?;
         Ok(Ok(Self {
             bytes,
             start,
@@ -67,6 +67,6 @@ impl Copied {
 
 impl Bytes for Copied {
     fn bytes(&self) -> &[u8] {
-        self.bytes.get(self.start..).unwrap_or_default()
+        &self.bytes[self.start..]
     }
 }

@@ -29,11 +29,33 @@ pub fn part<T, R>(list: &[T], range: R) -> Result<&[T], OutOfRange>
 where
     R: SliceIndex<[T], Output = [T]> + Clone + Debug,
 {
-    list.get(range.clone()).ok_or_else(|| OutOfRange {
-        what: "a range",
-        value: format!("{range:?} of {} elements", list.len()),
+    let len = list.len();
+    list.get(range.clone())
+        .ok_or_else(|| outside("a range", &range, len))
+}
+
+/// Like [`part`], to be written.
+pub fn part_mut<T, R>(list: &mut [T], range: R) -> Result<&mut [T], OutOfRange>
+where
+    R: SliceIndex<[T], Output = [T]> + Clone + Debug,
+{
+    let len = list.len();
+    list.get_mut(range.clone())
+        .ok_or_else(|| outside("a range", &range, len))
+}
+
+/// Element `i` of `list`. An error means a bug in the code that computed the index.
+pub fn at<T>(list: &[T], i: usize) -> Result<&T, OutOfRange> {
+    list.get(i).ok_or_else(|| outside("an index", &i, list.len()))
+}
+
+#[cold]
+fn outside(what: &'static str, place: &dyn Debug, len: usize) -> OutOfRange {
+    OutOfRange {
+        what,
+        value: format!("{place:?} of {len} elements"),
         target: "the list",
-    })
+    }
 }
 
 /// A length, count or index of something in memory, as a signed number. Rust allocates at most
@@ -100,7 +122,9 @@ mod tests {
         );
         let e = part(&list, 2..4).unwrap_err().to_string();
         assert_eq!(e, "a range is 2..4 of 3 elements, which does not fit in the list");
-        assert!(part(&list, 4..).is_err());
+        assert!(part(&list, 4..).is_err() && part_mut(&mut [1], 0..2).is_err());
+        let e = at(&list, 3).unwrap_err().to_string();
+        assert_eq!(e, "an index is 3 of 3 elements, which does not fit in the list");
     }
 
     #[test]

@@ -19,61 +19,43 @@ pub(super) const HEADER: usize = 32;
 
 /// The bytes of a file with this key and contents.
 pub(super) fn write(key: &[u8], contents: &[u8]) -> Vec<u8> {
-    let mut rest = Vec::with_capacity(HEADER + key.len() + contents.len());
-    rest.extend_from_slice(&MAGIC);
-    rest.extend_from_slice(&VERSION.to_le_bytes());
-    rest.extend_from_slice(&[0; 4]);
-    rest.extend_from_slice(&(key.len() as u64).to_le_bytes());
-    rest.extend_from_slice(&(contents.len() as u64).to_le_bytes());
-    rest.extend_from_slice(key);
-    rest.extend_from_slice(contents);
-    let sum = crc32fast::hash(rest.get(16..).unwrap_or_default());
-    if let Some(place) = rest.get_mut(12..16) {
-        place.copy_from_slice(&sum.to_le_bytes());
-    }
-    rest
+    let mut file = Vec::with_capacity(HEADER + key.len() + contents.len());
+    file.extend_from_slice(&MAGIC);
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    file.extend_from_slice(&[0; 4]);
+    file.extend_from_slice(&(key.len() as u64).to_le_bytes());
+    file.extend_from_slice(&(contents.len() as u64).to_le_bytes());
+    file.extend_from_slice(key);
+    file.extend_from_slice(contents);
+    let sum = crc32fast::hash(&file[16..]);
+    file[12..16].copy_from_slice(&sum.to_le_bytes());
+    file
 }
 
 /// Key and contents of a valid file, or why it is damaged.
 pub(super) fn read(file: &[u8]) -> Result<(&[u8], &[u8]), String> {
-    let (header, rest) = file.split_at_checked(HEADER).ok_or_else(|| {
+    let (header, rest) = file.split_first_chunk::<HEADER>().ok_or_else(|| {
         format!(
             "found {} bytes, expected at least the header of {HEADER}",
             file.len()
         )
     })?;
-    let number = |at: usize| {
-        header
-            .get(at..at + 8)
-            .and_then(|b| b.first_chunk())
-            .map(|b| u64::from_le_bytes(*b))
-    };
-    let word = |at: usize| {
-        header
-            .get(at..at + 4)
-            .and_then(|b| b.first_chunk())
-            .map(|b| u32::from_le_bytes(*b))
-    };
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     if !header.starts_with(&MAGIC) {
         return Err("it is not a file of this cache".to_owned());
     }
-    if word(8) != Some(VERSION) {
-        return Err(format!(
-            "its format version is {:?}, expected {VERSION}",
-            word(8).unwrap_or(0)
-        ));
+    if word(8) != VERSION {
+        return Err(format!("its format version is {}, expected {VERSION}", word(8)));
     }
-    let (key, contents) = (number(16).unwrap_or(0), number(24).unwrap_or(0));
+    let (key, contents) = (number(16), number(24));
     if key.checked_add(contents) != Some(rest.len() as u64) {
         return Err(format!(
             "found {} bytes after the header, expected {key} and {contents}",
             rest.len()
         ));
     }
-    let (found, wanted) = (
-        crc32fast::hash(file.get(16..).unwrap_or_default()),
-        word(12).unwrap_or(0),
-    );
+    let (found, wanted) = (crc32fast::hash(&file[16..]), word(12));
     if found != wanted {
         return Err(format!("its checksum is {found:08x}, expected {wanted:08x}"));
     }

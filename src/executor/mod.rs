@@ -540,7 +540,7 @@ impl Executor {
         self.bytes.resize(out.len().next_multiple_of(4), 0);
         let read = self.backend.read(view, &mut self.bytes);
         read.map_err(|e| Error::device(Stage::Run, format!("reading state {index}"), e))?;
-        out.copy_from_slice(self.bytes.get(..out.len()).unwrap_or_default());
+        out.copy_from_slice(num::part(&self.bytes, ..out.len())?);
         Ok(())
     }
 
@@ -645,6 +645,5 @@ impl Drop for Executor {
 
 /// Bytes for the contents of a buffer of `len` bytes.
 fn zeros(len: u64) -> Result<Vec<u8>> {
-    let len = num::exact(len, "the length of a buffer").map_err(|e| Error::internal(Stage::Run, e))?;
-    Ok(vec![0; len])
+    Ok(vec![0; num::exact(len, "the length of a buffer")?])
 }

@@ -230,9 +230,8 @@ impl Executor {
         };
         let wrong = |port: &Port, e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
         let tensor = |port: &Port, kept: &Kept| {
-            let start: usize = num::exact(kept.at, "the offset of a captured value")
-                .map_err(|e| Error::internal(Stage::Run, e))?;
-            let from = bytes.get(start..).unwrap_or_default();
+            let start: usize = num::exact(kept.at, "the offset of a captured value")?;
+            let from = num::part(bytes, start..)?;
             let tensor = from_device(from, port.dtype, port.device, &kept.shape);
             tensor.map_err(|e| wrong(port, e))
         };

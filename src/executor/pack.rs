@@ -96,7 +96,7 @@ fn floats_to_halves(data: &[f32]) -> Vec<u8> {
         for (b, v) in bounded.iter_mut().zip(from) {
             *b = if v.is_infinite() { *v } else { v.clamp(-max, max) };
         }
-        to.convert_from_f32_slice(bounded.get(..from.len()).unwrap_or_default());
+        to.convert_from_f32_slice(&bounded[..from.len()]);
     }
     bytemuck::cast_slice(&halves).to_vec()
 }
@@ -222,7 +222,7 @@ fn columns(
 /// rows.
 fn tiles(t: &HostTensor, rows: usize, tile: usize, tiles: Range<usize>) -> Result<Vec<f32>, String> {
     let data = t.to_f32().map_err(|e| e.to_string())?;
-    let matrices = t.shape().first().copied().unwrap_or(0);
+    let matrices = *t.shape().first().ok_or("tiles of a tensor without axes")?;
     let depth = data.len().checked_div(matrices).unwrap_or(0);
     let per_matrix = rows.div_ceil(tile).max(1);
     let mut out = vec![0f32; tiles.len() * tile * depth];
@@ -241,7 +241,7 @@ fn tiles(t: &HostTensor, rows: usize, tile: usize, tiles: Range<usize>) -> Resul
 
 /// Slices of bytes along the first axis, as words in panels of `tile` slices; see [`Pack::Words`].
 fn words(t: &HostTensor, tile: usize, sums: bool) -> Result<Vec<u8>, String> {
-    let slices = t.shape().first().copied().unwrap_or(0);
+    let slices = *t.shape().first().ok_or("slices of a tensor without axes")?;
     let bytes = t.bytes().map_err(|e| e.to_string())?;
     let each = bytes.len().checked_div(slices).unwrap_or(0);
     let rows = each.div_ceil(4) + usize::from(sums);

@@ -5,6 +5,7 @@ use crate::backend::{Backend, BackendError, RecordingId, nanoseconds_since};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::limits;
+use crate::num;
 use crate::plan::host::{self, HostRead, HostStep};
 use crate::plan::{HostWork, Plan, Segment, bind};
 use crate::quota::Quota;
@@ -178,7 +179,7 @@ impl Executor {
                     let p = &loaded.plan;
                     let times = executor.backend.profile(recording, &loaded.bound.launch);
                     let times = times.map_err(|e| failed(p, "profiling", e))?;
-                    let dispatches = p.steps.get(steps.clone()).unwrap_or_default();
+                    let dispatches = num::part(&p.steps, steps.clone())?;
                     let timed = steps.zip(dispatches).zip(times);
                     all.extend(timed.map(|((step, s), nanoseconds)| Timing {
                         step: Some(step),
@@ -232,9 +233,9 @@ impl Executor {
     ) -> Result<()> {
         let p = Arc::clone(&self.loaded(plan)?.plan);
         let on_device = |s: &&Segment| matches!(s, Segment::Device(_));
-        let before = p.segments.get(..segments.start).unwrap_or_default();
+        let before = num::part(&p.segments, ..segments.start)?;
         let mut recording = before.iter().filter(on_device).count();
-        for next in p.segments.get(segments).unwrap_or_default() {
+        for next in num::part(&p.segments, segments)? {
             limits::check(Stage::Run)?;
             match next {
                 Segment::Device(steps) => {

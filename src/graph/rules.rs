@@ -17,6 +17,14 @@ pub fn equal(what: &'static str, a: &Dim, b: &Dim) -> OpResult<Dim> {
     }
 }
 
+/// A shape without its leading axes of size 1, which do not matter for broadcasting.
+pub fn without_leading_ones(mut shape: &[Dim]) -> &[Dim] {
+    while let Some((_, rest)) = shape.split_first().filter(|(d, _)| d.is(1)) {
+        shape = rest;
+    }
+    shape
+}
+
 /// One axis under multidirectional broadcasting (ONNX "Broadcasting", NumPy rules). If neither size
 /// is the number 1, they must be equal.
 pub fn broadcast_dim(a: &Dim, b: &Dim, same: Same<'_>) -> OpResult<Dim> {

@@ -7,6 +7,7 @@ pub use speculation::Speculation;
 
 use super::{Cancel, LanguageModel};
 use crate::error::Result;
+use crate::num;
 
 /// Proposes the next tokens. A wrong draft costs time but does not change the result.
 pub trait Draft: Send {
@@ -59,7 +60,7 @@ impl NgramDraft {
             .rev()
             .filter(|(_, token)| *token == last)
         {
-            let earlier = before.get(..at).unwrap_or_default().iter().rev();
+            let earlier = before.iter().take(at).rev();
             let same = earlier
                 .zip(before.iter().rev())
                 .take(self.longest.saturating_sub(1));
@@ -125,7 +126,7 @@ impl Draft for ModelDraft {
         }
         let kept = reuse(self.model.as_mut(), &self.cached, context);
         self.cached.truncate(kept);
-        let mut new = context.get(kept..).unwrap_or_default().to_vec();
+        let mut new = num::part(context, kept..)?.to_vec();
         let vocab = self.model.vocab();
         if new
             .iter()

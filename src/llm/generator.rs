@@ -3,7 +3,7 @@
 use super::draft::Speculation;
 use super::{Cancel, Candidates, LanguageModel, LogProbs, Metrics, Progress, Sampler, SamplerNeeds};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::quota;
+use crate::{num, quota};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
@@ -393,7 +393,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
 
     /// Feeds the waiting tokens and takes one token.
     fn feed(&mut self) -> Result<Option<Finish>> {
-        let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
+        let waiting = num::part(&self.context, self.fed()..)?.to_vec();
         // One run at a time, so that a cancelled prompt ends soon.
         let run = self.model.run_length().max(1);
         let progress = self.options.progress.clone();
@@ -431,7 +431,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Feeds the waiting token and a draft. Takes tokens while the draft is right, plus one more.
     fn verify(&mut self, guess: &[u32]) -> Result<Option<Finish>> {
         let before = self.model.len();
-        let mut run = self.context.get(self.fed()..).unwrap_or_default().to_vec();
+        let mut run = num::part(&self.context, self.fed()..)?.to_vec();
         run.extend_from_slice(guess);
         self.run(&run, true)?;
         self.metrics.drafted += guess.len();

@@ -31,6 +31,7 @@ use super::engine::CHUNK;
 use super::sampler::not_finite;
 use super::{Cancel, LanguageModel};
 use crate::error::{Error, Result};
+use crate::num;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
@@ -65,20 +66,19 @@ impl Text {
 
     /// Windows of at most `size` fed tokens over the first `limit` scorable tokens.
     fn windows(&self, size: usize, limit: usize) -> Vec<Window<'_>> {
-        let scored = self.tokens.get(self.unscored()..).unwrap_or_default();
+        // A text without tokens has no windows.
+        let scored = self.tokens.get(self.unscored()..).unwrap_or(&[]);
         let scored = scored.get(..limit).unwrap_or(scored);
         let each = (size + 1).saturating_sub(self.start.len().max(1)).max(1);
-        let lead = |i: usize| match self.start.as_slice() {
-            [] => self.tokens.get(i * each..=i * each).unwrap_or_default(),
-            start => start,
-        };
-        let parts = scored.chunks(each).enumerate();
-        parts
-            .map(|(i, scored)| Window {
-                lead: lead(i),
-                scored,
-            })
-            .collect()
+        let leads = self
+            .tokens
+            .chunks(each)
+            .map(|tokens| match self.start.as_slice() {
+                [] => &tokens[..1],
+                start => start,
+            });
+        let windows = leads.zip(scored.chunks(each));
+        windows.map(|(lead, scored)| Window { lead, scored }).collect()
     }
 }
 
@@ -238,10 +238,9 @@ pub fn evaluate(
             let (targets, after) = rest.split_at(chunk.len() - skip);
             rest = after;
             let vocab = model.vocab();
-            let rows = rows.get(skip * vocab..).unwrap_or_default();
-            let others = others
-                .as_deref()
-                .map(|o| o.get(skip * vocab..).unwrap_or_default());
+            let scored = skip * vocab..chunk.len() * vocab;
+            let rows = num::part(&rows, scored.clone())?;
+            let others = others.as_deref().map(|o| num::part(o, scored)).transpose()?;
             let scores = score_rows(vocab, rows, others, targets);
             report.take(&scores)?;
             progress(Progress {
@@ -328,7 +327,7 @@ struct Other {
     agrees: bool,
 }
 
-/// Scores rows of `vocab` logits on all cores; `others` are the reference's rows.
+/// Scores rows of `vocab` logits, one per target, on all cores; `others` are the reference's.
 fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32]) -> Vec<Score> {
     static CORES: OnceLock<usize> = OnceLock::new();
     let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
@@ -339,9 +338,8 @@ fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32
             scope.spawn(move || {
                 for (j, (score, target)) in scores.iter_mut().zip(targets).enumerate() {
                     let at = (i * part + j) * vocab..(i * part + j + 1) * vocab;
-                    let row = rows.get(at.clone()).unwrap_or_default();
-                    let other = others.map(|o| o.get(at).unwrap_or_default());
-                    *score = score_row(row, other, *target as usize);
+                    let other = others.map(|o| &o[at.clone()]);
+                    *score = score_row(&rows[at], other, *target as usize);
                 }
             });
         }

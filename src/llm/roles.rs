@@ -374,7 +374,7 @@ pub(super) fn int<N: Copy + std::fmt::Display>(n: N, what: &'static str) -> Resu
 where
     i32: TryFrom<N>,
 {
-    num::exact(n, what).map_err(|e| Error::internal(Stage::Run, e))
+    Ok(num::exact(n, what)?)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::num;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -207,7 +208,7 @@ impl Session {
         };
         let reused = reuse(self.model.as_mut(), &self.cached, &prompt);
         self.cached.truncate(reused);
-        let new = prompt.get(reused..).unwrap_or_default();
+        let new = num::part(&prompt, reused..)?;
         let generator = Generator::new(self.model.as_mut(), &mut self.sampler, new, decoding)?;
         let mut generator = generator.after(&self.cached)?;
         if let Some(speculation) = &mut self.speculation {

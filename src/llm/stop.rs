@@ -88,11 +88,11 @@ impl StopMatcher {
         let start = std::mem::replace(&mut self.held, rest);
         let (mut text, mut done) = (String::new(), 0);
         for range in &mut self.hidden {
-            text.push_str(start.get(done..range.start.min(len)).unwrap_or_default());
+            text.push_str(&start[done..range.start.min(len)]);
             done = range.end.min(len).max(done);
             *range = range.start.saturating_sub(len)..range.end.saturating_sub(len);
         }
-        text.push_str(start.get(done..).unwrap_or_default());
+        text.push_str(&start[done..]);
         self.hidden.retain(|range| range.end > 0);
         text
     }
@@ -102,10 +102,7 @@ impl StopMatcher {
         let most = self.strings.iter().map(|s| s.len() - 1).max().unwrap_or(0);
         let starts = self.held.char_indices().map(|(at, _)| at);
         let mut ends = starts.filter(|at| self.held.len() - at <= most);
-        let is_start = |at: &usize| {
-            let end = self.held.get(*at..).unwrap_or_default();
-            self.strings.iter().any(|s| s.starts_with(end))
-        };
+        let is_start = |at: &usize| self.strings.iter().any(|s| s.starts_with(&self.held[*at..]));
         ends.find(is_start).map_or(0, |at| self.held.len() - at)
     }
 

@@ -31,6 +31,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::bounds::Bounds;
 use crate::graph::{Graph, NodeId, State};
 use crate::lower::WeightKey;
+use crate::num;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -392,7 +393,7 @@ impl Plan {
                 .ok_or_else(|| Error::other(Stage::Run, "the size of the activations overflows"))?;
         }
         for (t, (pool, within)) in self.tensors.iter_mut().zip(&open.tensors) {
-            let (start, bytes) = starts.get(*pool).copied().unwrap_or_default();
+            let (start, bytes) = *num::at(&starts, *pool)?;
             t.offset = start + within;
             // The pool is proved to cover its tensors, but its own upper bound may be tighter than
             // theirs.

@@ -126,7 +126,7 @@ fn errors(
         made.codes.clear();
         method.column(sample.bits, sample.group, &scaled, &mut scratch, &mut made)?;
         for (i, ((w, f), code)) in column.iter().zip(factors).zip(&made.codes).enumerate() {
-            let [scale, bias] = made.scales.get(i / sample.group).copied().unwrap_or_default();
+            let [scale, bias] = made.scales[i / sample.group];
             out.push(w - decode(sample.bits, scale, bias, *code) / f);
         }
     }

@@ -103,7 +103,7 @@ impl CholeskyFactor {
         // With U the unit factor and D the weights: U^T D U x = b.
         for i in (0..k).rev() {
             let (before, row) = rows.split_at_mut(i * n);
-            let row = row.get_mut(..n).unwrap_or_default();
+            let row = &mut row[..n];
             for (j, to) in before.chunks_exact_mut(n.max(1)).enumerate() {
                 add_scaled(to, -self.at(i, j), row);
             }
@@ -111,7 +111,7 @@ impl CholeskyFactor {
         }
         for i in 0..k {
             let (before, row) = rows.split_at_mut(i * n);
-            let row = row.get_mut(..n).unwrap_or_default();
+            let row = &mut row[..n];
             for (j, from) in before.chunks_exact(n.max(1)).enumerate() {
                 add_scaled(row, -self.at(i, j), from);
             }

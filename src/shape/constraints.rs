@@ -176,13 +176,14 @@ impl Constraints {
         let (mut dims, mut signs) = (Vec::new(), Vec::new());
         while let Some(at) = rest.find(['<', '>', '=', '!']) {
             let (before, after) = rest.split_at(at);
-            let sign = ["<=", ">=", "==", "<", ">", "="]
+            let found = ["<=", ">=", "==", "<", ">", "="]
                 .into_iter()
-                .find(|s| after.starts_with(s));
-            let sign = sign.ok_or_else(|| bad("unknown sign: expected `==`, `<=`, `<`, `>=` or `>`"))?;
+                .find_map(|sign| Some((sign, after.strip_prefix(sign)?)));
+            let (sign, after) =
+                found.ok_or_else(|| bad("unknown sign: expected `==`, `<=`, `<`, `>=` or `>`"))?;
             dims.push(Dim::parse(before)?);
             signs.push(sign);
-            rest = after.get(sign.len()..).unwrap_or_default();
+            rest = after;
         }
         dims.push(Dim::parse(rest)?);
         if signs.is_empty() {

@@ -12,7 +12,7 @@ const MAX_NAME: usize = 256;
 pub(super) fn shortened(text: &str) -> String {
     const KEPT: usize = 160;
     match text.char_indices().nth(KEPT) {
-        Some((at, _)) => format!("{}...", text.get(..at).unwrap_or_default()),
+        Some((at, _)) => format!("{}...", &text[..at]),
         None => text.to_owned(),
     }
 }

@@ -49,11 +49,11 @@ pub fn gemm<T: Factor>(
     for first in (0..m).step_by(rows) {
         quota::check()?;
         let a = Matrix {
-            data: a.get(first * k..).unwrap_or_default(),
+            data: &a[first * k..],
             row: k,
             column: 1,
         };
-        let y = y.get_mut(first * n..).unwrap_or_default();
+        let y = &mut y[first * n..];
         let rows = rows.min(m - first);
         multiply((rows, n, k), a, b, (y, n), Before::Dropped, true);
     }

@@ -367,7 +367,7 @@ fn each_element(layout: Layout, first: usize, count: usize) -> impl Iterator<Ite
 
 /// Copies the elements of `x` from `first` on; zeros where there are none.
 fn copy(x: &[i32], first: usize, out: &mut [i32]) {
-    let from = x.get(first..).unwrap_or_default();
+    let from = x.split_at(first.min(x.len())).1;
     let n = from.len().min(out.len());
     out[..n].copy_from_slice(&from[..n]);
     out[n..].fill(0);

@@ -346,7 +346,8 @@ impl Cpu {
                 if grid.contains(&0) {
                     return Ok(());
                 }
-                let bytes = launch.params.get(params.clone()).unwrap_or_default();
+                let bytes = launch.params.get(params.clone());
+                let bytes = bytes.ok_or_else(|| fault("has no parameters".to_owned()))?;
                 let words = bytemuck::try_cast_slice(bytes).map_or_else(
                     |_| Cow::Owned(bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect()),
                     Cow::Borrowed,

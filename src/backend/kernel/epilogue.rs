@@ -158,7 +158,7 @@ impl Epilogue {
                 Beside::Same => &[],
                 Beside::Row { .. } => &plane[..1],
                 Beside::Plane { .. } => plane,
-                Beside::Apart => strides.get(..self.axes).unwrap_or_default(),
+                Beside::Apart => &strides[..self.axes],
             };
             names.iter().copied()
         });

@@ -11,6 +11,7 @@ use super::driver::{Code, Context, DeviceHandle, Event, Queue};
 use super::record::{DriverTime, Job, Step};
 use super::slice::Slices;
 use crate::backend::{BackendError, Caps, DeviceKind, Launch, ReplayMode};
+use crate::num;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -273,12 +274,12 @@ impl Recording {
         let mut failure = None;
         let (steps, cut) = (&mut self.steps, &self.cut.jobs);
         // Not every driver accepts an empty recording.
-        let mut all = cut.get(jobs.clone()).unwrap_or_default().iter();
-        let runs = all.any(|job| steps[job.step].groups(launch) > 0);
+        let all = num::part(cut, jobs.clone())?;
+        let runs = all.iter().any(|job| steps[job.step].groups(launch) > 0);
         // Passes every dispatch that runs to `record`.
         let mut each =
             |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
-                for job in cut.get(jobs.clone()).unwrap_or_default() {
+                for job in all {
                     let Step::Dispatch(d) = &mut steps[job.step] else {
                         continue;
                     };
@@ -439,7 +440,7 @@ impl Recording {
                 queued.replayed = false;
             }
         }
-        let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();
+        let jobs = num::part(&self.cut.jobs, at..slice.end)?;
         let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
         let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
         for (i, job) in jobs.iter().enumerate() {
@@ -474,7 +475,7 @@ impl Piece {
         Ok(match &self.made {
             Made::Plain => {
                 let mut last = None;
-                for job in jobs.get(self.jobs.clone()).unwrap_or_default() {
+                for job in num::part(jobs, self.jobs.clone())? {
                     let event = steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?;
                     last = event.or(last);
                 }

@@ -10,6 +10,7 @@ use super::driver::Queue;
 use super::record::{GroupRange, Job, Step};
 use super::replay::{Queued, Recording, Target};
 use crate::backend::{BackendError, KernelId, Launch, RecordingId, nanoseconds_since};
+use crate::num;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
@@ -206,7 +207,7 @@ impl Slices {
         let ratio = time / expected.max(1.0);
         log::trace!("opencl: slice {slice} took {took} ns, expected {expected:.0} ns");
         if expected > 0.0 && !(0.5..=1.25).contains(&ratio) {
-            for job in self.jobs.get(range).unwrap_or_default() {
+            for job in self.jobs.iter().take(range.end).skip(range.start) {
                 // The time of a part counts by its share of the whole.
                 let parts = match job.part {
                     Some(_) => self.jobs.iter().filter(|j| j.step == job.step).count(),
@@ -418,7 +419,7 @@ impl Recording {
                 version: self.cut.version,
                 slice,
                 events,
-                runs: self.cut.jobs.get(jobs).unwrap_or_default().iter().any(runs),
+                runs: num::part(&self.cut.jobs, jobs)?.iter().any(runs),
             });
         }
         Ok(replayed)

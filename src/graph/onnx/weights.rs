@@ -240,17 +240,17 @@ impl Weights {
             return HostTensor::absent(dtype, shape, &what).map_err(|e| bad(e.to_string()));
         };
         let have = file.bytes().len();
-        if offset.checked_add(bytes).is_none_or(|end| end > have) {
+        let end = offset.checked_add(bytes);
+        let Some(data) = end.and_then(|end| file.bytes().get(offset..end)) else {
             return Err(bad(format!(
                 "the file \"{location}\" is cut off or damaged (needs at least {} bytes, has {have}); \
                  download it again",
                 offset.saturating_add(bytes)
             )));
-        }
+        };
         let checksum = metadata(t, CHECKSUM);
         // A model that is only inspected need not be read as a whole.
         if let (Some(wanted), false) = (checksum, self.may_be_absent) {
-            let data = file.bytes().get(offset..offset + bytes).unwrap_or_default();
             let found = format!("{:08x}", crc32fast::hash(data));
             if found != wanted {
                 return Err(bad(format!(
@@ -263,8 +263,7 @@ impl Weights {
             return stored.tensor(dtype, file, offset).map_err(bad);
         }
         let tensor = if dtype.bits() < 8 {
-            let packed = file.bytes().get(offset..offset + bytes).unwrap_or_default();
-            HostTensor::from_packed(dtype, shape, packed)
+            HostTensor::from_packed(dtype, shape, data)
         } else {
             HostTensor::from_shared(dtype, shape, file, offset)
         };

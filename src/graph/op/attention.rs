@@ -21,6 +21,7 @@ use super::paged_attention::PagedAttention;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
 use crate::backend::kernel::{Feature, Features, Language, MASK_MIN};
+use crate::graph::rules;
 use crate::lower::LowerCx;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
@@ -209,22 +210,17 @@ pub(super) fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> Op
 
 /// True if a mask of these sizes broadcasts to the scores, apart from leading axes of size 1.
 pub fn mask_fits(mask: &[Dim], scores: &[Dim]) -> bool {
-    let own = mask_sizes(mask);
+    let own = rules::without_leading_ones(mask);
     let same = |(m, score): (&Dim, &Dim)| m.is(1) || m == score;
     own.len() <= scores.len() && own.iter().rev().zip(scores.iter().rev()).all(same)
-}
-
-/// Sizes of a mask without leading ones.
-fn mask_sizes(mask: &[Dim]) -> &[Dim] {
-    let ones = mask.iter().take_while(|d| d.is(1)).count();
-    mask.get(ones..).unwrap_or_default()
 }
 
 /// Strides of a mask along batch, heads, queries and keys.
 fn mask_strides(mask: &Shape) -> OpResult<[Dim; 4]> {
     let mut strides = [0, 0, 0, 0].map(Dim::from);
     let mut step = Dim::from(1);
-    for (size, stride) in mask_sizes(&mask.0).iter().rev().zip(strides.iter_mut().rev()) {
+    let sizes = rules::without_leading_ones(&mask.0);
+    for (size, stride) in sizes.iter().rev().zip(strides.iter_mut().rev()) {
         if !size.is(1) {
             *stride = step.clone();
             step = step.mul(size)?;

@@ -50,9 +50,8 @@ pub(super) fn group(a: &dyn Attributes) -> OpResult<i64> {
 /// it is given.
 pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
     let sizes: Vec<i64> = w
-        .get(2..)
-        .unwrap_or_default()
         .iter()
+        .skip(2)
         .map(|d| {
             d.as_const()
                 .ok_or_else(|| OpError::expected("window size", "a constant", d))

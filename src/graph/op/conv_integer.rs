@@ -14,6 +14,7 @@ use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, one_int, onnx, operand};
 use crate::graph::ValueId;
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
@@ -173,11 +174,9 @@ impl Op for ConvInteger {
         let zero_point = zero.to_i64()?.first().copied().unwrap_or(0);
         for (plane, list) in sums.chunks_mut(area.max(1)).enumerate() {
             let channel = plane % channels.max(1);
-            let scale = scales
-                .get(if scales.len() == 1 { 0 } else { channel })
-                .copied()
-                .unwrap_or(1.0);
-            let add = bias.get(channel).copied().unwrap_or(0);
+            let scale = num::at(&scales, if scales.len() == 1 { 0 } else { channel })?;
+            let add = bias.get(channel);
+            let add = add.ok_or_else(|| OpError::expected("biases", channels, bias.len()))?;
             #[expect(
                 clippy::cast_precision_loss,
                 reason = "a sum of 8-bit multiplications is scaled as a float"

@@ -225,11 +225,8 @@ impl Op for ConvTranspose {
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
-        let taps = sizes.input(1).get(1..).unwrap_or_default();
-        taps.iter()
-            .fold(sizes.input_elements(0).saturating_mul(2), |n, d| {
-                n.saturating_mul(*d)
-            })
+        let products = sizes.input_elements(0).saturating_mul(2);
+        products.saturating_mul(super::sizes::elements(sizes.taps()))
     }
 }
 

@@ -101,7 +101,7 @@ impl Op for DeformConv {
         let (x, w) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let (_, channels, spatial) = sizes(x)?;
         let (outs, own, taps) = sizes(w)?;
-        let places = shape.get(2..).unwrap_or_default();
+        let places = num::part(&shape, 2..)?;
         let list = |i: usize| match inputs.get(i).copied().flatten() {
             Some(t) => t.to_f32().map(Some),
             None => Ok(None),
@@ -113,10 +113,10 @@ impl Op for DeformConv {
         let number = |v: i64| num::exact::<usize, _>(v, "a number of groups");
         let (groups, rank) = (number(self.offset_group)?, spatial.len());
         let (share, outs_share) = (channels / groups, outs / number(self.group)?);
-        let at = |list: &[f32], i: usize| list.get(i).copied().unwrap_or(0.0);
+        let at = |list: &[f32], i: usize| num::at(list, i).map(|v| f64::from(*v));
         let mut y = filled(&shape, 0f64)?;
         // Index of batch, offset group, tap and position; the last one varies fastest.
-        for i in 0..count(&[shape.first().copied().unwrap_or(0), groups, all, area])? {
+        for i in 0..count(&[*num::at(&shape, 0)?, groups, all, area])? {
             let (place, tap, group, n) = (
                 i % area,
                 i / area % all,
@@ -124,7 +124,7 @@ impl Op for DeformConv {
                 i / area / all / groups,
             );
             #[expect(clippy::cast_precision_loss, reason = "positions near the operand")]
-            let position = |d: usize| {
+            let position = |d: usize| -> OpResult<f64> {
                 let (before, _) = self.window.explicit(d, rank);
                 let tap = tap / tap_steps[d] % taps[d];
                 let window = place / place_steps[d] % places[d];
@@ -132,13 +132,13 @@ impl Op for DeformConv {
                 let offset = at(
                     &offsets,
                     ((n * groups + group) * all * rank + (i / area % all) * rank + d) * area + place,
-                );
-                start + tap as f64 * self.window.dilation(d) as f64 + f64::from(offset)
+                )?;
+                Ok(start + tap as f64 * self.window.dilation(d) as f64 + offset)
             };
             // Neighbours along the axes processed so far, with their weights.
             let mut near = vec![(0usize, 1.0f64)];
             for d in 0..rank {
-                let p = position(d);
+                let p = position(d)?;
                 let low = p.floor();
                 let ends = [(low, 1.0 - (p - low)), (low + 1.0, p - low)];
                 let pairs = near.iter().flat_map(|from| ends.map(|to| (*from, to)));
@@ -150,13 +150,14 @@ impl Op for DeformConv {
                 near = next.collect();
             }
             quota::check()?;
-            let factor = factors.as_ref().map_or(1.0, |f| f64::from(at(f, i)));
+            let factor = factors.as_ref().map_or(Ok(1.0), |f| at(f, i))?;
             for c in group * share..(group + 1) * share {
                 let base = (n * channels + c) * plane;
-                let v: f64 = near.iter().map(|(j, w)| w * f64::from(at(&data, base + j))).sum();
+                let terms = near.iter().map(|(j, w)| Ok(w * at(&data, base + j)?));
+                let v = terms.sum::<OpResult<f64>>()?;
                 let of_group = c / own.max(1);
                 for o in of_group * outs_share..(of_group + 1) * outs_share {
-                    let weight = f64::from(at(&weights, (o * own + c % own) * all + tap));
+                    let weight = at(&weights, (o * own + c % own) * all + tap)?;
                     if let Some(y) = y.get_mut((n * outs + o) * area + place) {
                         *y += weight * factor * v;
                     }
@@ -165,7 +166,7 @@ impl Op for DeformConv {
         }
         if let Some(bias) = bias {
             for (i, y) in y.iter_mut().enumerate() {
-                *y += f64::from(at(&bias, i / area % outs));
+                *y += at(&bias, i / area % outs)?;
             }
         }
         Ok(vec![HostTensor::from_f64s(x.dtype(), &shape, &y)?])

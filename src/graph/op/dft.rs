@@ -9,9 +9,9 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, filled, one_int, onnx, operand,
     room,
 };
-use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
+use crate::{num, quota};
 use std::f64::consts::TAU;
 
 /// Operands: a signal `[.., 1 or 2]`, the length of the transform, the axis; the last two are
@@ -168,7 +168,7 @@ impl Op for Dft {
         let rank = x.shape().len();
         let a = self.at(given, rank)?;
         let (signal, real) = (pairs(x)?, self.inverse && self.onesided);
-        let signal_shape = x.shape().get(..rank - 1).unwrap_or_default();
+        let signal_shape = num::part(x.shape(), ..rank - 1)?;
         let (outer, own, inner) = around(signal_shape, a)?;
         let length = match opt(1) {
             Some(t) => positive(t, "length")?,

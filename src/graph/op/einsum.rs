@@ -11,6 +11,7 @@ use super::{
     strides,
 };
 use crate::graph::rules;
+use crate::num::{self, OutOfRange};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -55,13 +56,13 @@ impl Term {
                     ));
                 }
                 rest = tail;
-            } else if c.is_ascii_alphabetic() {
+            } else if let Some(tail) = rest.strip_prefix(|c: char| c.is_ascii_alphabetic()) {
                 if term.ellipsis {
                     term.after.push(c);
                 } else {
                     term.before.push(c);
                 }
-                rest = rest.get(1..).unwrap_or_default();
+                rest = tail;
             } else {
                 return Err(OpError::expected(
                     "attribute `equation`",
@@ -194,10 +195,13 @@ impl Op for Einsum {
         let fixed: Vec<Shape> = tensors.iter().map(|t| Shape::fixed(t.shape())).collect();
         let shapes: Vec<&[Dim]> = fixed.iter().map(|s| s.0.as_slice()).collect();
         let sizes = sizes(&operands, &shapes, &rules::equal)?;
-        let size = |l: &Label| sizes.get(l).and_then(as_usize).unwrap_or(0);
+        let size = |l: &Label| -> OpResult<usize> {
+            let size = sizes.get(l).and_then(as_usize);
+            size.ok_or_else(|| OpError::expected("size of a label", "a constant", "none"))
+        };
         let summed: Vec<Label> = sizes.keys().copied().filter(|l| !result.contains(l)).collect();
         let loops: Vec<Label> = result.iter().chain(&summed).copied().collect();
-        let extents: Vec<usize> = loops.iter().map(size).collect();
+        let extents = loops.iter().map(size).collect::<OpResult<Vec<_>>>()?;
         // The step of each operand per loop.
         let mut steps = Vec::new();
         for (labels, tensor) in operands.iter().zip(&tensors) {
@@ -210,11 +214,8 @@ impl Op for Einsum {
             };
             steps.push(loops.iter().map(along).collect::<Vec<_>>());
         }
-        let out: Vec<usize> = result.iter().map(size).collect();
-        let (results, terms) = (
-            count(&out)?,
-            count(extents.get(result.len()..).unwrap_or_default())?,
-        );
+        let out = result.iter().map(size).collect::<OpResult<Vec<_>>>()?;
+        let (results, terms) = (count(&out)?, count(num::part(&extents, result.len()..)?)?);
         count(&extents)?;
         let dtype = operand(inputs, 0)?.dtype();
         let walk = Walk {
@@ -228,7 +229,7 @@ impl Op for Einsum {
                 .iter()
                 .map(|t| t.to_f64())
                 .collect::<Result<Vec<_>, _>>()?;
-            let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0.0);
+            let read = |t: usize, i: usize| Ok(*num::at(num::at(&data, t)?, i)?);
             let sums = walk.run(1.0, 0.0, read, |a, b| a * b, |a, b| a + b)?;
             return Ok(vec![HostTensor::from_f64s(dtype, &out, &sums)?]);
         }
@@ -236,7 +237,7 @@ impl Op for Einsum {
             .iter()
             .map(|t| t.to_bits())
             .collect::<Result<Vec<_>, _>>()?;
-        let read = |t: usize, i: usize| data.get(t).and_then(|d| d.get(i)).copied().unwrap_or(0);
+        let read = |t: usize, i: usize| Ok(*num::at(num::at(&data, t)?, i)?);
         let y = walk.run(1, 0, read, i64::wrapping_mul, i64::wrapping_add)?;
         Ok(vec![HostTensor::from_ints(dtype, &out, &y)?])
     }
@@ -258,7 +259,7 @@ impl Walk<'_> {
         &self,
         one: T,
         zero: T,
-        read: impl Fn(usize, usize) -> T,
+        read: impl Fn(usize, usize) -> Result<T, OutOfRange>,
         product: impl Fn(T, T) -> T,
         sum: impl Fn(T, T) -> T,
     ) -> OpResult<Vec<T>> {
@@ -274,12 +275,9 @@ impl Walk<'_> {
                     unchecked = 0;
                     quota::check()?;
                 }
-                total = sum(
-                    total,
-                    at.iter()
-                        .enumerate()
-                        .fold(one, |p, (t, i)| product(p, read(t, *i))),
-                );
+                let mut factors = at.iter().enumerate();
+                let term = factors.try_fold(one, |p, (t, i)| read(t, *i).map(|x| product(p, x)));
+                total = sum(total, term?);
                 for axis in (0..index.len()).rev() {
                     index[axis] += 1;
                     let wraps = index[axis] == self.extents[axis];

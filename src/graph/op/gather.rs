@@ -65,7 +65,7 @@ impl Op for Gather {
         for o in 0..outer {
             for i in &at {
                 let from = (o * n + i) * row;
-                out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+                out.extend_from_slice(num::part(x.bytes()?, from..from + row)?);
             }
         }
         let mut shape = x.shape()[..a].to_vec();

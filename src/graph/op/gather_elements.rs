@@ -201,7 +201,7 @@ pub(super) fn targets(shape: &[usize], indices: &HostTensor, a: usize) -> OpResu
             .filter(|x| *x != a)
             .map(|x| i / from[x] % own[x] * to[x])
             .sum();
-        Ok(others + wrap(index, shape.get(a).copied().unwrap_or(0))? * to.get(a).copied().unwrap_or(0))
+        Ok(others + wrap(index, *num::at(shape, a)?)? * num::at(&to, a)?)
     };
     indices.to_i64()?.into_iter().enumerate().map(place).collect()
 }
@@ -231,7 +231,7 @@ impl Op for GatherElements {
         let size = x.dtype().size();
         let mut out = Vec::with_capacity(index.len() * size);
         for at in targets(x.shape(), index, a)? {
-            out.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
+            out.extend_from_slice(num::part(x.bytes()?, at * size..(at + 1) * size)?);
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), index.shape(), &out)?])
     }

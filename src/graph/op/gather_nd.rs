@@ -9,6 +9,7 @@ use super::{
 };
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -34,14 +35,14 @@ pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpR
     if lead.get(..batch) != shape.get(..batch) {
         return Err(bad());
     }
-    let each = count(lead.get(batch..).unwrap_or_default())?;
-    let row = count(shape.get(batch..).unwrap_or_default())?;
+    let each = count(num::part(lead, batch..)?)?;
+    let row = count(num::part(shape, batch..)?)?;
     let data = indices.to_i64()?;
     let mut out = room(&[groups, each])?;
     for i in 0..groups * each {
-        let list = data.get(i * tuple..(i + 1) * tuple).unwrap_or_default();
+        let list = num::part(&data, i * tuple..(i + 1) * tuple)?;
         let mut at = i / each.max(1) * row;
-        for ((index, n), step) in list.iter().zip(axes).zip(steps.get(batch..).unwrap_or_default()) {
+        for ((index, n), step) in list.iter().zip(axes).zip(num::part(&steps, batch..)?) {
             at += wrap(*index, *n)? * step;
         }
         out.push(at);
@@ -84,17 +85,14 @@ impl Op for GatherNd {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (x, index) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let starts = starts(x.shape(), index, self.batch_dims)?;
         let tuple = index.shape().last().copied().unwrap_or(0);
-        let rest = self
-            .batch_dims
-            .checked_add(tuple)
-            .and_then(|n| x.shape().get(n..))
-            .unwrap_or_default();
+        let rest = num::part(x.shape(), self.batch_dims + tuple..)?;
         let row = count(rest)? * x.dtype().size();
         let mut out = Vec::new();
-        for at in starts(x.shape(), index, self.batch_dims)? {
+        for at in starts {
             let from = at * x.dtype().size();
-            out.extend_from_slice(x.bytes()?.get(from..from + row).unwrap_or_default());
+            out.extend_from_slice(num::part(x.bytes()?, from..from + row)?);
         }
         let mut shape = index.shape().to_vec();
         shape.pop();

@@ -175,7 +175,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[i64
             0 => (0..inner).for_each(|_| out.extend_from_slice(row)),
             s => {
                 let apart = num::exact::<usize, _>(s.unsigned_abs(), "a stride")? * size;
-                let from = |i: usize| row.get(i..i + size).unwrap_or_default();
+                let from = |i: usize| &row[i..i + size];
                 if s > 0 {
                     (0..inner).for_each(|i| out.extend_from_slice(from(i * apart)));
                 } else {

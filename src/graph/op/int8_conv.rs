@@ -13,7 +13,7 @@ use super::window::{self, Line, Window};
 use super::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, fixed_size, operand};
 use crate::backend::kernel::{Feature, Features};
 use crate::lower::{Call, LowerCx, Pack, dots};
-use crate::num;
+use crate::num::{self, OutOfRange};
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
@@ -129,18 +129,19 @@ struct Sums<'a> {
 
 impl Sums<'_> {
     /// For output channel `o` with weights `[m, taps, depth]`.
-    fn of_row(&self, patch: &[i8], o: usize) -> i32 {
+    fn of_row(&self, patch: &[i8], o: usize) -> Result<i32, OutOfRange> {
         let taps = patch.len().checked_div(self.channels).unwrap_or(0);
-        let row = self.weights.get(o * taps * self.depth..).unwrap_or_default();
+        let row = num::part(self.weights, o * taps * self.depth..)?;
         if self.depth == self.channels {
-            return int8::dot(patch, row);
+            return Ok(int8::dot(patch, row));
         }
         let first = o.checked_div(self.rows).unwrap_or(0) * self.depth;
-        let pairs = patch
+        let mut pairs = patch
             .chunks(self.channels.max(1))
             .zip(row.chunks(self.depth.max(1)));
-        let part = |(x, w): (&[i8], &[i8])| int8::dot(x.get(first..).unwrap_or_default(), w);
-        pairs.map(part).fold(0, i32::wrapping_add)
+        pairs.try_fold(0i32, |sum, (x, w)| {
+            Ok(sum.wrapping_add(int8::dot(num::part(x, first..)?, w)))
+        })
     }
 
     /// For output channel `o` with weights `[taps, m]`.
@@ -223,7 +224,7 @@ impl Op for Int8Conv {
         };
         let (mut y, mut patch) = (super::room(&shape)?, super::room(&[footprint.len()])?);
         for image in 0..images {
-            let x = dx.get(image * plane..(image + 1) * plane).unwrap_or_default();
+            let x = num::part(dx, image * plane..(image + 1) * plane)?;
             for at in window::indices(&axes.iter().map(|a| a.out).collect::<Vec<_>>()) {
                 quota::check()?;
                 footprint.gather(x, &at, &mut patch);
@@ -231,7 +232,7 @@ impl Op for Int8Conv {
                     let sum = if self.is_depthwise() {
                         sums.of_channel(&patch, o)
                     } else {
-                        sums.of_row(&patch, o)
+                        sums.of_row(&patch, o)?
                     };
                     let sum = num::exact::<i32, _>(i64::from(sum) + bias, "a sum of products")?;
                     y.push(self.output.of(factor.apply(sum)));
@@ -315,7 +316,7 @@ impl Op for Int8Conv {
         let w = sizes.input(1);
         let summed = match self.kind {
             Kind::Depthwise { .. } => w.split_last().map_or(&[] as &[u64], |(_, rest)| rest),
-            _ => w.get(1..).unwrap_or_default(),
+            _ => sizes.taps(),
         };
         sizes.multiply_adds(super::sizes::elements(summed))
     }

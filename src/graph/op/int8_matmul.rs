@@ -82,9 +82,7 @@ impl Op for Int8MatMul {
         for i in 0..super::count(&lead)? {
             for row in 0..*m {
                 quota::check()?;
-                let a = da
-                    .get(i * step_a + row * k..i * step_a + (row + 1) * k)
-                    .unwrap_or_default();
+                let a = num::part(da, i * step_a + row * k..i * step_a + (row + 1) * k)?;
                 for column in 0..n.next_multiple_of(int8::WORD) {
                     let at = i * step_b + column * k;
                     let b = if column < *n { db.get(at..at + k) } else { None };

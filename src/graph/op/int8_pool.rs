@@ -140,7 +140,7 @@ impl Op for Int8Pool {
         let plane = super::count(spatial)? * c;
         let (mut y, mut window) = (super::room(&shape)?, Vec::new());
         for image in 0..*n {
-            let x = data.get(image * plane..(image + 1) * plane).unwrap_or_default();
+            let x = num::part(data, image * plane..(image + 1) * plane)?;
             for at in window::indices(&outs) {
                 quota::check()?;
                 let counted = axes

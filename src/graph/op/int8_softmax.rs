@@ -8,6 +8,7 @@ use super::case::{Case, constant};
 use super::int8::{self, byte_operand, fact, tensor, word_operand};
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::{DType, HostTensor};
 
@@ -69,12 +70,12 @@ impl Op for Int8Softmax {
         let channels = super::fixed_size(&self.channels.into())?;
         let mut y = super::filled(x.shape(), -128i8)?;
         for (x, y) in data.chunks((*stride).max(1)).zip(y.chunks_mut((*stride).max(1))) {
-            let x = x.get(..channels).unwrap_or_default();
+            let x = num::part(x, ..channels)?;
             let most = x.iter().max().copied().unwrap_or(0);
-            let exp = |v: &i8| table.get(usize::from(most.abs_diff(*v))).copied().unwrap_or(0);
-            let sum: i64 = x.iter().map(exp).sum();
+            let exp = |v: &i8| num::at(&table, usize::from(most.abs_diff(*v))).copied();
+            let sum = x.iter().map(exp).sum::<Result<i64, _>>()?;
             for (y, x) in y.iter_mut().zip(x) {
-                let share = (exp(x) * 256 + sum / 2) / sum.max(1);
+                let share = (exp(x)? * 256 + sum / 2) / sum.max(1);
                 #[allow(clippy::cast_possible_truncation, reason = "between 8-bit bounds")]
                 let step = (share - 128).clamp(-128, 127) as i8;
                 *y = step;

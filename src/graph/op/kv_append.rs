@@ -60,7 +60,7 @@ impl Op for KvAppend {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let Some(places) = inputs.get(2).copied().flatten() else {
-            return self.as_concat().eval(inputs.get(..2).unwrap_or_default());
+            return self.as_concat().eval(num::part(inputs, ..2)?);
         };
         let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let data = scattered(state, new.bytes()?, places, self.axis)?;
@@ -145,7 +145,7 @@ pub(super) fn scattered(
     places: &HostTensor,
     axis: usize,
 ) -> OpResult<Vec<u8>> {
-    let rows = state.shape().get(axis).copied().unwrap_or(0);
+    let rows = *num::at(state.shape(), axis)?;
     let mut data = state.bytes()?.to_vec();
     let row = data.len().checked_div(rows).unwrap_or(0);
     for (place, from) in places.to_i64()?.iter().zip(new.chunks_exact(row.max(1))) {

@@ -62,7 +62,7 @@ impl Op for Lrn {
                     let range = channel.saturating_sub(before)
                         ..channel.saturating_add(behind).saturating_add(1).min(*c);
                     for (i, y) in y.iter_mut().enumerate() {
-                        let square = |c: usize| x.get(c * plane + i).map_or(0.0, |v| f64::from(*v).powi(2));
+                        let square = |c: usize| f64::from(x[c * plane + i]).powi(2);
                         let sum: f64 = range.clone().map(square).sum();
                         #[expect(
                             clippy::cast_possible_truncation,

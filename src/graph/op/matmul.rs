@@ -16,6 +16,7 @@ use super::{
 use crate::backend::kernel::ROUNDS;
 use crate::graph::{ValueId, rules};
 use crate::lower::{Call, LowerCx, Operand, Pack};
+use crate::num;
 use crate::quota::{self, Exceeded};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
@@ -128,11 +129,10 @@ impl Op for MatMul {
             [batch @ .., m, n] => (batch, *m, *n),
             _ => return Err(OpError::expected("rank", "2 or more", shape.len())),
         };
-        let k = a.shape().last().copied().unwrap_or(0);
+        let k = *num::at(a.shape(), a.shape().len() - 1)?;
         let with_tail = |x: &HostTensor| {
-            let tail = x.shape().get(x.shape().len() - 2..).unwrap_or_default().to_vec();
             let mut full = batch.to_vec();
-            full.extend(tail);
+            full.extend(num::part(x.shape(), x.shape().len() - 2..)?);
             // Only leading axes are broadcast, so the matmul sees equal batches.
             pointwise::broadcast_to(x, &full)
         };

@@ -102,7 +102,10 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
     } else {
         b.shape.last().copied().unwrap_or(1)
     };
-    let batch = |s: &[usize]| s.get(..s.len().saturating_sub(2)).unwrap_or_default().to_vec();
+    let batch = |s: &[usize]| {
+        s.split_last_chunk::<2>()
+            .map_or(vec![], |(lead, _)| lead.to_vec())
+    };
     let (ba, bb) = (batch(a.shape), batch(b.shape));
     let both = rules::broadcast(&Shape::fixed(&ba).0, &Shape::fixed(&bb).0, &rules::equal)?;
     let both = both.as_fixed().unwrap_or_default();
@@ -112,10 +115,7 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
         for row in 0..m {
             quota::check()?;
             let za = pick(&a.zeros, ma, row, m)?;
-            let left = a
-                .data
-                .get((ma * m + row) * k..(ma * m + row + 1) * k)
-                .unwrap_or_default();
+            let left = num::part(&a.data, (ma * m + row) * k..(ma * m + row + 1) * k)?;
             for column in 0..n {
                 let zb = pick(&b.zeros, mb, column, n)?;
                 let right = b.data.iter().skip(mb * k * n + column).step_by(n.max(1));

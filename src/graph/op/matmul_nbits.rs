@@ -197,12 +197,12 @@ impl MatMulNBits {
         let plain = |g: &Vec<usize>| g.iter().enumerate().all(|(i, b)| *b == i / self.block);
         Ok(Weight {
             layout: self,
-            codes: codes.bytes()?,
+            codes: num::part(codes.bytes()?, ..self.n * self.column_bytes())?,
             scales: scales.to_f32()?,
             zeros: match zeros {
                 None => Zeros::Middle,
                 Some(z) if z.dtype().is_float() => Zeros::Floats(z.to_f32()?),
-                Some(z) => Zeros::Packed(z.bytes()?),
+                Some(z) => Zeros::Packed(num::part(z.bytes()?, ..self.n * self.zero_bytes())?),
             },
             groups: groups.filter(|g| !plain(g)),
         })
@@ -212,14 +212,13 @@ impl MatMulNBits {
 /// Value `i` of packed values.
 fn packed(bits: Bits, bytes: &[u8], i: usize) -> u8 {
     let at = i * bits.count() as usize;
-    bytes.get(at / 8).map_or(0, |b| b >> (at % 8) & bits.top())
+    bytes[at / 8] >> (at % 8) & bits.top()
 }
 
 impl Weight<'_> {
     fn code(&self, i: usize, j: usize) -> u8 {
         let l = self.layout;
-        let column = self.codes.get(j * l.column_bytes()..).unwrap_or_default();
-        packed(l.bits, column, i)
+        packed(l.bits, &self.codes[j * l.column_bytes()..], i)
     }
 
     /// The grid of a block in column `j`.
@@ -228,10 +227,7 @@ impl Weight<'_> {
         let at = j * l.blocks() + block;
         let zero = match &self.zeros {
             Zeros::Middle => f64::from(l.bits.top() / 2 + 1),
-            Zeros::Packed(bytes) => {
-                let column = bytes.get(j * l.zero_bytes()..).unwrap_or_default();
-                f64::from(packed(l.bits, column, block))
-            }
+            Zeros::Packed(bytes) => f64::from(packed(l.bits, &bytes[j * l.zero_bytes()..], block)),
             Zeros::Floats(z) => z.get(at).map_or(f64::NAN, |z| f64::from(*z)),
         };
         let scale = self.scales.get(at).map_or(f64::NAN, |s| f64::from(*s));

@@ -109,9 +109,7 @@ impl Op for NonMaxSuppression {
                 .take(*n)
                 .map(|x| self.corners(x))
                 .collect();
-            let row = score_data
-                .get((b * classes + c) * n..(b * classes + c + 1) * n)
-                .unwrap_or_default();
+            let row = num::part(&score_data, (b * classes + c) * n..(b * classes + c + 1) * n)?;
             let mut order: Vec<(usize, f32)> = row.iter().copied().enumerate().collect();
             order.retain(|(_, score)| floor.is_none_or(|floor| *score > floor));
             order.sort_by(|(_, a), (_, b)| num::ascending(b, a));

@@ -12,7 +12,7 @@ use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
-use crate::graph::ValueId;
+use crate::graph::{ValueId, rules};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -209,11 +209,7 @@ impl Norm {
 
 /// Requires that scale and bias have the shape `part`, the axes of operand 0 from `from` on.
 fn fits_layer(cx: &LowerCx<'_>, part: &[Dim], from: usize) -> OpResult<()> {
-    // Leading axes of size 1 do not matter.
-    fn whole(shape: &[Dim]) -> &[Dim] {
-        let ones = shape.iter().take_while(|d| d.is(1)).count();
-        shape.get(ones..).unwrap_or_default()
-    }
+    let whole = rules::without_leading_ones;
     for i in (1..3).filter(|i| cx.has(*i)) {
         let own = cx.shape(i)?;
         if whole(&own.0) != whole(part) {

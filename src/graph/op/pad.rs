@@ -144,7 +144,11 @@ impl Op for Pad {
         // For each axis, the source element of each position; `None` is the value.
         let mut places: Vec<Vec<Option<usize>>> = Vec::new();
         for (n, (before, after)) in x.shape().iter().zip(&pads) {
-            let (before, after) = (before.as_const().unwrap_or(0), after.as_const().unwrap_or(0));
+            let constant = |d: &Dim| {
+                d.as_const()
+                    .ok_or_else(|| OpError::expected("pad", "a constant", d))
+            };
+            let (before, after) = (constant(before)?, constant(after)?);
             let n = num::signed(*n);
             let out = n
                 .checked_add(before)

@@ -5,6 +5,7 @@ use super::reshape::Reshape;
 use super::{InferCx, Op, OpError, OpResult};
 use crate::graph::body::Body;
 use crate::graph::{Edit, Node, NodeId, ValueId};
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
@@ -109,7 +110,7 @@ impl<'a, 'b> Parts<'a, 'b> {
             .map(|v| v.and_then(|_| own.next()))
             .collect();
         let graph = body.derived(&InferCx::new(&operands, self.edit.constraints()), &given_facts)?;
-        let outer = self.node.inputs.get(body.outer()).unwrap_or_default();
+        let outer = num::part(&self.node.inputs, body.outer())?;
         let values: Vec<ValueId> = given
             .iter()
             .copied()

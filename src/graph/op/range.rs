@@ -142,7 +142,11 @@ impl Op for Range {
         let list =
             |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
         let (start, step, count) = parts(&list(start)?, &list(limit)?, &list(delta)?)?;
-        let (start, count) = (start.as_const().unwrap_or(0), count.as_const().unwrap_or(0));
+        let constant = |d: &Dim| {
+            d.as_const()
+                .ok_or_else(|| OpError::expected("bound", "a constant", d))
+        };
+        let (start, count) = (constant(&start)?, constant(&count)?);
         let mut data: Vec<i64> = room(&[num::exact(count, "a number of elements")?])?;
         data.extend((0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))));
         Ok(vec![HostTensor::from_ints(dtype, &[data.len()], &data)?])

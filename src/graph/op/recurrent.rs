@@ -205,7 +205,7 @@ impl Recurrent {
                 hidden,
                 gates,
             };
-            let length = lengths.get(n).copied().unwrap_or(0);
+            let length = *num::at(&lengths, n)?;
             for step in 0..length {
                 quota::check()?;
                 let t = if self.backwards.get(d) == Some(&true) {
@@ -216,7 +216,7 @@ impl Recurrent {
                 let from = (t * batch + n) * width;
                 let x = num::part(&data, from..from + width)?;
                 let (old, cell) = (h[at..at + hidden].to_vec(), c[at..at + hidden].to_vec());
-                let (new, cell) = self.step(d, &weights, x, &old, &cell);
+                let (new, cell) = self.step(d, &weights, x, &old, &cell)?;
                 h[at..at + hidden].copy_from_slice(&new);
                 c[at..at + hidden].copy_from_slice(&cell);
                 let to = ((t * directions + d) * batch + n) * hidden;
@@ -239,48 +239,53 @@ impl Recurrent {
     }
 
     /// The next state and cell of one batch entry.
-    fn step(&self, d: usize, weights: &Weights<'_>, x: &[f64], h: &[f64], c: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    fn step(&self, d: usize, weights: &Weights<'_>, x: &[f64], h: &[f64], c: &[f64]) -> OpResult<State> {
         let n = weights.hidden;
         let act = |i, v| self.activate(d, i, v);
-        let both = |gate: usize, j: usize| weights.input(gate, j, x) + weights.state(gate, j, h);
-        match self.cell {
-            Cell::Rnn => ((0..n).map(|j| act(0, both(0, j))).collect(), c.to_vec()),
+        let both = |gate: usize, j: usize| -> OpResult<f64> {
+            Ok(weights.input(gate, j, x)? + weights.state(gate, j, h)?)
+        };
+        let gate = |i: usize| -> OpResult<Vec<f64>> { (0..n).map(|j| Ok(act(0, both(i, j)?))).collect() };
+        Ok(match self.cell {
+            Cell::Rnn => (gate(0)?, c.to_vec()),
             Cell::Gru { linear_before_reset } => {
-                let z: Vec<f64> = (0..n).map(|j| act(0, both(0, j))).collect();
-                let r: Vec<f64> = (0..n).map(|j| act(0, both(1, j))).collect();
+                let (z, r) = (gate(0)?, gate(1)?);
                 let reset: Vec<f64> = h.iter().zip(&r).map(|(h, r)| h * r).collect();
                 let state = |j: usize| {
                     let recurrent = if linear_before_reset {
-                        r[j] * weights.state(2, j, h)
+                        r[j] * weights.state(2, j, h)?
                     } else {
-                        weights.state(2, j, &reset)
+                        weights.state(2, j, &reset)?
                     };
-                    let new = act(1, weights.input(2, j, x) + recurrent);
-                    (1.0 - z[j]) * new + z[j] * h[j]
+                    let new = act(1, weights.input(2, j, x)? + recurrent);
+                    Ok((1.0 - z[j]) * new + z[j] * h[j])
                 };
-                ((0..n).map(state).collect(), c.to_vec())
+                ((0..n).map(state).collect::<OpResult<_>>()?, c.to_vec())
             }
             Cell::Lstm { coupled } => {
-                let peep = |gate: usize, j: usize| weights.p.get(gate * n + j).copied().unwrap_or(0.0);
+                let peep = |gate: usize, j: usize| num::at(weights.p, gate * n + j);
                 let mut cells = Vec::with_capacity(n);
                 let mut states = Vec::with_capacity(n);
                 for (j, c) in c.iter().enumerate().take(n) {
-                    let i = act(0, both(0, j) + peep(0, j) * c);
+                    let i = act(0, both(0, j)? + peep(0, j)? * c);
                     let f = if coupled {
                         1.0 - i
                     } else {
-                        act(0, both(2, j) + peep(2, j) * c)
+                        act(0, both(2, j)? + peep(2, j)? * c)
                     };
-                    let cell = f * c + i * act(1, both(3, j));
-                    let o = act(0, both(1, j) + peep(1, j) * cell);
+                    let cell = f * c + i * act(1, both(3, j)?);
+                    let o = act(0, both(1, j)? + peep(1, j)? * cell);
                     cells.push(cell);
                     states.push(o * act(2, cell));
                 }
                 (states, cells)
             }
-        }
+        })
     }
 }
+
+/// The state and the cell of one batch entry.
+type State = (Vec<f64>, Vec<f64>);
 
 /// The elements of operand `i`, which must have the number of elements of `shape`.
 fn floats(inputs: &Inputs<'_>, i: usize, shape: &[usize]) -> OpResult<Option<Vec<f64>>> {
@@ -324,28 +329,21 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    fn dot(table: &[f64], line: usize, x: &[f64]) -> f64 {
-        let row = table
-            .get(line * x.len()..(line + 1) * x.len())
-            .unwrap_or_default();
-        row.iter().zip(x).map(|(w, x)| w * x).sum()
+    fn dot(table: &[f64], line: usize, x: &[f64]) -> OpResult<f64> {
+        let row = num::part(table, line * x.len()..(line + 1) * x.len())?;
+        Ok(row.iter().zip(x).map(|(w, x)| w * x).sum())
     }
 
     /// Contribution of the input to a gate.
-    fn input(&self, gate: usize, j: usize, x: &[f64]) -> f64 {
+    fn input(&self, gate: usize, j: usize, x: &[f64]) -> OpResult<f64> {
         let line = gate * self.hidden + j;
-        Self::dot(self.w, line, x) + self.b.get(line).copied().unwrap_or(0.0)
+        Ok(Self::dot(self.w, line, x)? + num::at(self.b, line)?)
     }
 
     /// Contribution of the state to a gate.
-    fn state(&self, gate: usize, j: usize, h: &[f64]) -> f64 {
+    fn state(&self, gate: usize, j: usize, h: &[f64]) -> OpResult<f64> {
         let line = gate * self.hidden + j;
-        Self::dot(self.r, line, h)
-            + self
-                .b
-                .get(self.gates * self.hidden + line)
-                .copied()
-                .unwrap_or(0.0)
+        Ok(Self::dot(self.r, line, h)? + num::at(self.b, self.gates * self.hidden + line)?)
     }
 }
 

@@ -383,9 +383,9 @@ fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<Host
     let (mut bytes, mut shape) = (x.bytes()?.to_vec(), x.shape().to_vec());
     for (i, (table, axis)) in tables.iter().zip(axes).enumerate() {
         let Some(table) = table else { continue };
-        let inner = super::count(shape.get(i + 1..).unwrap_or_default())?.saturating_mul(x.dtype().size());
+        let inner = super::count(num::part(&shape, i + 1..)?)?.saturating_mul(x.dtype().size());
         shape[i] = axis.out;
-        let mut out = super::filled(&[super::count(shape.get(..=i).unwrap_or_default())?, inner], 0u8)?;
+        let mut out = super::filled(&[super::count(num::part(&shape, ..=i)?)?, inner], 0u8)?;
         if inner > 0 && axis.out > 0 {
             for (from, to) in bytes
                 .chunks_exact(axis.size * inner)

@@ -51,7 +51,7 @@ impl Op for ReverseSequence {
         let mut out = Vec::with_capacity(x.bytes()?.len());
         for i in 0..x.len() {
             let (b, t) = (i / steps[batch] % shape[batch], i / steps[time] % shape[time]);
-            let n = lengths.get(b).copied().unwrap_or(0);
+            let n = *num::at(&lengths, b)?;
             let from = if t < n {
                 i - t * steps[time] + (n - 1 - t) * steps[time]
             } else {

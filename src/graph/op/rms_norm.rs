@@ -9,6 +9,7 @@ use super::pointwise::broadcast_to;
 use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, norm, onnx, operand};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
@@ -60,7 +61,7 @@ impl Op for RmsNormFrom {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, scale) = (cx.typed(0, Types::FLOAT)?, cx.typed(1, Types::FLOAT)?);
         let from = axis(self.axis, x.shape.rank())?;
-        let part = x.shape.0.get(from..).unwrap_or_default();
+        let part = num::part(&x.shape.0, from..)?;
         if cx.broadcast(part, &scale.shape.0)?.0 != part {
             return Err(OpError::mismatch(
                 "normalized axes and scale",
@@ -73,10 +74,7 @@ impl Op for RmsNormFrom {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let part = x
-            .shape()
-            .get(axis(self.axis, x.shape().len())?..)
-            .unwrap_or_default();
+        let part = num::part(x.shape(), axis(self.axis, x.shape().len())?..)?;
         let scale = broadcast_to(operand(inputs, 1)?, part)?;
         Ok(vec![normalise(x, scale.len(), &scale.to_f32()?, self.epsilon)?])
     }

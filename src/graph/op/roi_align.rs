@@ -179,7 +179,7 @@ impl RoiAlign {
                 if let (Some(row), Some(column)) = (row, column) {
                     let pairs = row.iter().flat_map(|r| column.iter().map(move |c| (r, c)));
                     for (part, ((r, u), (c, v))) in parts.iter_mut().zip(pairs) {
-                        *part = u * v * plane.get(r * width + c).copied().unwrap_or(0.0);
+                        *part = u * v * num::at(plane, r * width + c)?;
                     }
                 }
                 sum += f64::from(parts.iter().sum::<f32>());

@@ -14,6 +14,7 @@ use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::lower::{Call, Location, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
@@ -91,7 +92,7 @@ impl Op for RotaryAppend {
         if states.iter().any(|s| !matches!(s.location, Location::State(_))) {
             return Err(OpError::expected("results 1 and 2", "states", "an activation"));
         }
-        let row = product(past.0.get(2..).unwrap_or_default())?;
+        let row = product(num::part(&past.0, 2..)?)?;
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
         let (places, live, start) = destination(cx, 7, &rows.mul(&row)?)?;

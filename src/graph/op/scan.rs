@@ -122,7 +122,7 @@ impl Op for Scan {
             let x = operand(inputs, self.carried + i)?;
             sliced.push((x, axis(a, x.shape().len())?, backwards));
         }
-        let length = |(x, a, _): &(&HostTensor, usize, bool)| x.shape().get(*a).copied().unwrap_or(0);
+        let length = |(x, a, _): &(&HostTensor, usize, bool)| x.shape()[*a];
         let n = sliced.first().map_or(0, length);
         if let Some(other) = sliced.iter().map(length).find(|m| *m != n) {
             return Err(OpError::mismatch("lengths", n, other));

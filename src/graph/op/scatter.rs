@@ -13,6 +13,7 @@ use super::{
 };
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
@@ -47,12 +48,10 @@ impl Scatter {
         let places = match self.axis {
             Some(a) => targets(x.shape(), index, axis(a, x.shape().len())?)?,
             None => {
+                let starts = starts(x.shape(), index, 0)?;
                 let tuple = index.shape().last().copied().unwrap_or(0);
-                let row = count(x.shape().get(tuple..).unwrap_or_default())?;
-                starts(x.shape(), index, 0)?
-                    .into_iter()
-                    .flat_map(|start| start..start + row)
-                    .collect()
+                let row = count(num::part(x.shape(), tuple..)?)?;
+                starts.into_iter().flat_map(|start| start..start + row).collect()
             }
         };
         if places.len() != updates.len() {

@@ -25,7 +25,7 @@ use super::{
     to_sizes,
 };
 use crate::graph::ValueId;
-use crate::num;
+use crate::num::{self, OutOfRange};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -97,9 +97,9 @@ impl HostOperand {
         }
     }
 
-    fn row(&self, batch: usize, head: usize, at: usize) -> &[f32] {
+    fn row(&self, batch: usize, head: usize, at: usize) -> Result<&[f32], OutOfRange> {
         let start = self.start(batch, head, at);
-        self.data.get(start..start + self.size).unwrap_or_default()
+        num::part(&self.data, start..start + self.size)
     }
 
     /// The operand as a tensor of rank 4.
@@ -107,10 +107,12 @@ impl HostOperand {
         if !self.joined {
             return Ok(x.clone());
         }
-        let batches = x.shape().first().copied().unwrap_or(0);
+        let batches = *num::at(x.shape(), 0)?;
         let mut out = Vec::with_capacity(self.data.len());
         for (b, h) in (0..batches).flat_map(|b| (0..self.heads).map(move |h| (b, h))) {
-            (0..self.sequence).for_each(|s| out.extend_from_slice(self.row(b, h, s)));
+            for s in 0..self.sequence {
+                out.extend_from_slice(self.row(b, h, s)?);
+            }
         }
         Ok(HostTensor::from_floats(
             x.dtype(),
@@ -326,7 +328,7 @@ impl Op for Sdpa {
                 n,
             ));
         }
-        let batches = xq.shape().first().copied().unwrap_or(0);
+        let batches = *num::at(xq.shape(), 0)?;
         #[expect(clippy::cast_precision_loss, reason = "the size of a head is small")]
         let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
         let per = (q.heads / k.heads.max(1)).max(1);
@@ -342,9 +344,10 @@ impl Op for Sdpa {
             .flat_map(|(b, h)| (0..q.sequence).map(move |i| (b, h, i)))
         {
             quota::check()?;
-            let dot = |j: usize| -> f64 {
-                let pairs = q.row(b, h, i).iter().zip(k.row(b, h / per, j));
-                pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale
+            let row = q.row(b, h, i)?;
+            let dot = |j: usize| -> OpResult<f64> {
+                let pairs = row.iter().zip(k.row(b, h / per, j)?);
+                Ok(pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale)
             };
             let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
             let own = match length {
@@ -362,13 +365,14 @@ impl Op for Sdpa {
                 let added = mask.as_ref().map_or(0.0, |m| f64::from(m.at([b, h, i, j])));
                 if hidden(j) { f64::NEG_INFINITY } else { added }
             };
-            let scores = Scores::of((0..k.sequence).map(dot).collect(), f64::from(self.softcap), bias);
+            let raw = (0..k.sequence).map(dot).collect::<OpResult<_>>()?;
+            let scores = Scores::of(raw, f64::from(self.softcap), bias);
             let start = target.start(b, h, i);
             for (slot, n) in y.iter_mut().skip(start).zip(0..v.size) {
                 let terms = scores.weights.iter().enumerate();
-                let total: f64 = terms
-                    .map(|(j, w)| w * f64::from(v.row(b, h / per, j).get(n).copied().unwrap_or(0.0)))
-                    .sum();
+                let total = terms
+                    .map(|(j, w)| Ok(w * f64::from(*num::at(v.row(b, h / per, j)?, n)?)))
+                    .sum::<OpResult<f64>>()?;
                 #[expect(
                     clippy::cast_possible_truncation,
                     reason = "rounding to the result type is intended"

@@ -49,8 +49,13 @@ impl Sizes {
         self.multiply_adds(self.input(0).last().copied().unwrap_or(1))
     }
 
+    /// The shape of the weights in operand 1 after the first axis; empty if they are omitted.
+    pub fn taps(&self) -> &[u64] {
+        self.input(1).split_first().map_or(&[], |(_, taps)| taps)
+    }
+
     /// Operations of a convolution with weights `[m, c / group, kernel..]` in operand 1.
     pub fn convolution(&self) -> u64 {
-        self.multiply_adds(elements(self.input(1).get(1..).unwrap_or_default()))
+        self.multiply_adds(elements(self.taps()))
     }
 }

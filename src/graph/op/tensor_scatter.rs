@@ -63,7 +63,7 @@ impl Op for TensorScatter {
         let mut bytes = cache.bytes()?.to_vec();
         let mut source = rows.bytes()?.chunks_exact(row.max(1));
         for o in 0..outer {
-            let start = starts.get(o / (outer / batch).max(1)).copied().unwrap_or(0);
+            let start = *num::at(&starts, o / (outer / batch).max(1))?;
             for i in 0..count {
                 let at = start.saturating_add(num::signed(i));
                 let at = if self.circular {

@@ -6,6 +6,7 @@ use super::{
     transpose,
 };
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, TensorError};
 
@@ -65,11 +66,7 @@ impl Op for Tile {
             let at: usize = (0..own.len())
                 .map(|a| i / to[a] % shape[a] % own[a] * from[a])
                 .sum();
-            out.extend_from_slice(
-                x.bytes()?
-                    .get(at * element..(at + 1) * element)
-                    .unwrap_or_default(),
-            );
+            out.extend_from_slice(num::part(x.bytes()?, at * element..(at + 1) * element)?);
         }
         Ok(vec![HostTensor::from_bytes(x.dtype(), &shape, &out)?])
     }

@@ -11,6 +11,7 @@ use super::step::{Part, Step, StepOutput};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::engine::{BatchConfig, Reproducible};
+use crate::num;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -342,15 +343,15 @@ impl Scheduler {
             return 0;
         }
         let (outputs, end) = (outputs - excess, start + chunk.count - excess);
-        let tokens = sequence.tokens.get(start..end).unwrap_or_default();
-        let pages = sequence.pages.get(..end.div_ceil(PAGE)).unwrap_or_default();
-        if tokens.is_empty() || pages.is_empty() {
+        let Some(tokens) = sequence.tokens.get(start..end).filter(|t| !t.is_empty()) else {
             return 0;
-        }
+        };
         step.outputs += outputs;
         let first = [step.tokens.len(), step.pages.len()];
         step.tokens.extend_from_slice(tokens);
-        step.pages.extend_from_slice(pages);
+        // The model fails the step if pages are missing.
+        let pages = sequence.pages.iter().take(end.div_ceil(PAGE));
+        step.pages.extend(pages);
         step.parts.push(Part {
             sequence: id,
             start,
@@ -549,14 +550,19 @@ impl Scheduler {
             sequence.in_step = false;
             sequence.cached = part.start + part.tokens.len();
             sequence.publish(&mut self.pages, &mut self.known, self.exact);
-            let error = failed.next_if(|(part, _)| *part == i).map(|(_, e)| e);
+            let mut error = failed.next_if(|(part, _)| *part == i).map(|(_, e)| e);
             if error.is_none() {
                 let end = part.end_of_results(read, vocab);
                 let [ids, candidates, logits] = std::array::from_fn(|i| read[i]..end[i]);
                 let answer = &mut sequence.answer;
-                answer.ids.extend(found.ids.get(ids).unwrap_or_default());
                 answer.candidates.extend(&found.candidates, candidates);
-                answer.logits.extend(found.logits.get(logits).unwrap_or_default());
+                match (num::part(&found.ids, ids), num::part(&found.logits, logits)) {
+                    (Ok(ids), Ok(logits)) => {
+                        answer.ids.extend(ids);
+                        answer.logits.extend(logits);
+                    }
+                    (Err(e), _) | (_, Err(e)) => error = Some(e.into()),
+                }
                 read = end;
             }
             let error = error.or_else(|| sequence.cancelled.then_some(Error::Interrupted));

@@ -226,19 +226,17 @@ impl Sequence {
         first.is_some_and(|s| !s.alone && (page + 1) * PAGE <= s.end)
     }
 
-    /// The tokens of a page.
-    fn text(&self, page: usize) -> &[u32] {
-        self.tokens
-            .get(page * PAGE..(page + 1) * PAGE)
-            .unwrap_or_default()
+    /// The tokens of a page, if it is full.
+    fn text(&self, page: usize) -> Option<&[u32]> {
+        self.tokens.get(page * PAGE..(page + 1) * PAGE)
     }
 
     /// The known text before the next token and the tokens of the next page, if that token starts
     /// the page.
     pub fn next_text(&self) -> Option<(PrefixId, &[u32])> {
         let at_page = self.cached == self.known.len() * PAGE;
-        let text = self.text(self.known.len());
-        (at_page && !text.is_empty()).then(|| (self.last_known(), text))
+        let text = self.text(self.known.len())?;
+        at_page.then(|| (self.last_known(), text))
     }
 
     fn last_known(&self) -> PrefixId {
@@ -254,9 +252,10 @@ impl Sequence {
             if plain && !self.is_plain(next) {
                 return;
             }
-            let Some((id, page)) = known.find(self.last_known(), self.text(next)) else {
-                return;
-            };
+            let found = self
+                .text(next)
+                .and_then(|text| known.find(self.last_known(), text));
+            let Some((id, page)) = found else { return };
             pages.share(page);
             self.keep_pages(next, pages);
             self.pages.push(page);
@@ -305,10 +304,10 @@ impl Sequence {
             if plain && !self.is_plain(next) {
                 return;
             }
-            let Some(own) = self.pages.get(next).copied() else {
+            let (Some(own), Some(text)) = (self.pages.get(next).copied(), self.text(next)) else {
                 return;
             };
-            let Some((id, page)) = known.add(pages, self.last_known(), self.text(next), own) else {
+            let Some((id, page)) = known.add(pages, self.last_known(), text, own) else {
                 return;
             };
             if page != own {
@@ -322,8 +321,8 @@ impl Sequence {
 
     /// A copy with the same tokens and pages.
     pub fn fork(&self, pages: &mut Pages) -> Self {
-        let used = self.cached.div_ceil(PAGE).min(self.pages.len());
-        let used = self.pages.get(..used).unwrap_or_default().to_vec();
+        let used = self.pages.iter().take(self.cached.div_ceil(PAGE));
+        let used: Vec<u32> = used.copied().collect();
         used.iter().for_each(|page| pages.share(*page));
         Self {
             open: true,

@@ -63,9 +63,9 @@ impl Step {
     /// The parts as spans.
     pub fn spans(&self) -> impl Iterator<Item = Span<'_>> {
         self.parts.iter().map(|part| Span {
-            tokens: self.tokens.get(part.tokens.clone()).unwrap_or_default(),
+            tokens: &self.tokens[part.tokens.clone()],
             start: part.start,
-            pages: self.pages.get(part.pages.clone()).unwrap_or_default(),
+            pages: &self.pages[part.pages.clone()],
             logits: part.outputs,
             alone: part.alone,
         })

@@ -199,7 +199,7 @@ impl Tables {
         }
         self.rows.extend(span.tokens, span.start)?;
         for position in (span.start..).take(span.tokens.len()) {
-            let page = pages.get(position / PAGE).copied().unwrap_or(0);
+            let page = *num::at(pages, position / PAGE)?;
             let place = u64::from(page) * num::wide(PAGE) + num::wide(position % PAGE);
             self.places.push(int(place, "a row of the cache")?);
         }
@@ -476,7 +476,7 @@ impl RowModel for BatchModel {
         let plan = self.ran(first, rows)?.plan;
         let (vocab, before) = (self.decoder.vocab, logits.len());
         logits.resize(before + rows * vocab, 0.0);
-        let new = logits.get_mut(before..).unwrap_or_default();
+        let new = num::part_mut(logits, before..)?;
         self.executor.read_f32(plan, "logits", first * vocab, new)
     }
 

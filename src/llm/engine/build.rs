@@ -93,7 +93,7 @@ impl DecoderBuilder {
         let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         let observed_vocab = observe(&mut graph, &self.observed)?;
         let sequence = name_sizes(&mut graph, ids)?;
-        let mut fingerprint = states::fingerprint(&graph);
+        let mut fingerprint = states::fingerprint(&graph)?;
         let window = self.window.filter(|_| mask::is_added(&graph));
         if let Some(window) = window {
             fingerprint.push_str(&format!(" window {window}"));

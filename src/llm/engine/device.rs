@@ -12,6 +12,7 @@ use crate::llm::prompt_cache::States;
 use crate::llm::roles::{self, Rows};
 use crate::llm::sampler::arg_max;
 use crate::llm::{Candidates, LanguageModel};
+use crate::num;
 use crate::plan::{MemoryReport, Plan};
 use crate::shape::Bindings;
 use std::ops::Range;
@@ -184,7 +185,7 @@ pub(super) fn chosen(
 ) -> Result<()> {
     let before = ids.len();
     ids.resize(before + rows.len(), 0);
-    let new = ids.get_mut(before..).unwrap_or_default();
+    let new = num::part_mut(ids, before..)?;
     executor.read_indices(plan, TOKEN, rows.start, new)
 }
 
@@ -236,7 +237,7 @@ impl LanguageModel for DeviceModel {
         let mut done = 0;
         self.run_all(tokens, &mut |model, Ran { plan, rows }| {
             let end = done + rows * vocab;
-            let data = all.get_mut(done..end).unwrap_or_default();
+            let data = num::part_mut(&mut all, done..end)?;
             done = end;
             model.executor.read_f32(plan, "logits", 0, data)
         })?;

@@ -16,7 +16,7 @@ const SAMPLE: usize = 4096;
 
 /// Identifies the model of an imported graph: a checksum of the names, types and shapes of its
 /// constants, and one of sampled bytes of each, so that only a few megabytes are read.
-pub(super) fn fingerprint(graph: &Graph) -> String {
+pub(super) fn fingerprint(graph: &Graph) -> Result<String> {
     let mut names = crc32fast::Hasher::new();
     let mut bytes = crc32fast::Hasher::new();
     for value in &graph.values {
@@ -29,10 +29,10 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
         for i in 0..SAMPLES {
             let start = data.len().saturating_sub(SAMPLE) / (SAMPLES - 1) * i;
             let end = (start + SAMPLE).min(data.len());
-            bytes.update(data.get(start..end).unwrap_or_default());
+            bytes.update(num::part(data, start..end)?);
         }
     }
-    format!("{:08x}{:08x}", names.finalize(), bytes.finalize())
+    Ok(format!("{:08x}{:08x}", names.finalize(), bytes.finalize()))
 }
 
 /// Elements per row of a state.
@@ -43,8 +43,7 @@ fn row(graph: &Graph, state: &State) -> Result<usize> {
     for (_, d) in others {
         let n = d.eval(&Bindings::new());
         let n = n.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-        let n = num::exact::<usize, _>(n, "an axis of a state");
-        elements *= n.map_err(|e| Error::internal(Stage::Run, e))?;
+        elements *= num::exact::<usize, _>(n, "an axis of a state")?;
     }
     Ok(elements)
 }
@@ -98,13 +97,13 @@ impl States for DeviceModel {
     }
 
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>> {
-        let row = self.identity()?.states.get(index).map_or(0, |s| s.row);
+        let row = num::at(&self.identity()?.states, index)?.row;
         let room = self.room(index);
         let mut kept = vec![0; row * self.len.min(room)];
         self.executor.read_state(index, &mut kept)?;
         let mut out = Vec::with_capacity(kept.len());
         for place in (self.rings.first(index)..self.len).map(|n| n % room * row) {
-            out.extend_from_slice(kept.get(place..place + row).unwrap_or_default());
+            out.extend_from_slice(num::part(&kept, place..place + row)?);
         }
         Ok(out)
     }
@@ -121,9 +120,7 @@ impl States for DeviceModel {
             let rows = bytes.chunks_exact(row).skip(given.saturating_sub(room));
             for (n, bytes) in (first..tokens).zip(rows) {
                 let place = n % room * row;
-                if let Some(slot) = kept.get_mut(place..place + row) {
-                    slot.copy_from_slice(bytes);
-                }
+                num::part_mut(&mut kept, place..place + row)?.copy_from_slice(bytes);
             }
             self.executor.write_state(index, &kept)?;
             self.rings.restore(index, first);

@@ -11,6 +11,7 @@ use crate::backend::{Backend, BackendError, SharedBackend, validation};
 use crate::cache::Store;
 use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
+use crate::num;
 use crate::quota::Exceeded;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -415,7 +416,7 @@ impl Runs {
         if differs(models, &self.prompt) {
             in_turn(models, &self.prompt, 0, PREFILLS)?;
         }
-        let short = self.prompt.get(..self.short_prefill).unwrap_or_default();
+        let short = num::part(&self.prompt, ..self.short_prefill)?;
         if !short.is_empty() && differs(models, short) {
             in_turn(models, short, 0, PREFILLS)?;
         }

@@ -3,6 +3,7 @@
 use super::{Observe, check_room};
 use crate::error::Result;
 use crate::llm::{Candidates, LanguageModel};
+use crate::num;
 
 /// Makes a decoder without a KV cache look like one with a cache, by keeping the tokens.
 #[derive(Debug)]
@@ -29,10 +30,9 @@ impl<M: Observe> Uncached<M> {
     }
 
     /// The values of the last `count` tokens in `all`.
-    fn last<T: Clone>(&self, all: Vec<T>, count: usize) -> Vec<T> {
+    fn last<T>(&self, mut all: Vec<T>, count: usize) -> Vec<T> {
         let each = all.len() / self.tokens.len().max(1);
-        let first = all.len().saturating_sub(each * count);
-        all.get(first..).unwrap_or_default().to_vec()
+        all.split_off(all.len().saturating_sub(each * count))
     }
 }
 
@@ -111,7 +111,7 @@ impl<M: Observe> Observe for Uncached<M> {
         let all = self.tokens.len();
         // A run covers all tokens, so observed values are complete.
         self.model.observe(&self.tokens, &mut |i, elements| {
-            take(i, elements.get(elements.len() / all * past..).unwrap_or_default())
+            take(i, num::part(elements, elements.len() / all * past..)?)
         })
     }
 }

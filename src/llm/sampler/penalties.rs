@@ -124,9 +124,7 @@ impl Dry {
 
 /// The last `count` elements.
 fn tail(history: &[u32], count: usize) -> &[u32] {
-    history
-        .get(history.len().saturating_sub(count)..)
-        .unwrap_or_default()
+    history.split_at(history.len().saturating_sub(count)).1
 }
 
 fn logit_of(logits: &mut [f32], token: u32) -> Option<&mut f32> {

@@ -24,14 +24,11 @@ pub(in super::super) fn mark(tokenizer: &Tokenizer, value: &mut Value) {
 fn mark_names(names: &[String], value: &mut Value) {
     match value {
         Value::String(text) => {
-            let starts = |at: usize| {
-                let rest = text.get(at..).unwrap_or_default();
-                names.iter().any(|name| rest.starts_with(name.as_str()))
-            };
+            let starts = |rest: &str| names.iter().any(|name| rest.starts_with(name.as_str()));
             let mut marked = String::with_capacity(text.len());
             for (at, c) in text.char_indices().filter(|(_, c)| ![MARK, FENCE].contains(c)) {
                 marked.push(c);
-                if starts(at) {
+                if starts(&text[at..]) {
                     marked.push(MARK);
                 }
             }
@@ -62,7 +59,7 @@ impl Tokenizer {
         // The tokens of a part between special tokens.
         let part_ids = |part: Range<usize>, ids: &[u32]| -> Result<Vec<u32>, Cause> {
             let first = part.start == 0;
-            let part = text.get(part).unwrap_or_default();
+            let part = text.get(part).ok_or("the offsets of special tokens overlap")?;
             if !part.contains(MARK) {
                 return Ok(ids.to_vec());
             }
@@ -70,16 +67,17 @@ impl Tokenizer {
             let fence = if first { String::new() } else { FENCE.to_string() };
             let encoding = plain.encode_fast(fence + &part, false)?;
             let skipped = if first { 0 } else { 1 };
-            Ok(encoding.get_ids().get(skipped..).unwrap_or_default().to_vec())
+            Ok(encoding.get_ids().iter().skip(skipped).copied().collect())
         };
         let specials = self.specials();
         let encoding = self.inner.encode(text, false)?;
         let (mut ids, mut between, mut start) = (Vec::new(), Vec::new(), 0);
         for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
-            // The token for unknown text may be a special one.
-            let written = text.get(*from..*to).unwrap_or_default();
+            // The token for unknown text may be a special one. Tokens of bytes may be parts of
+            // characters.
+            let is_written = |name: &str| text.get(*from..*to).is_some_and(|t| t.contains(name));
             match specials.get(id) {
-                Some(name) if written.contains(name.as_str()) => {
+                Some(name) if is_written(name) => {
                     ids.extend(part_ids(start..*from, &between)?);
                     ids.push(*id);
                     between.clear();

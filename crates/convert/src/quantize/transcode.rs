@@ -390,7 +390,7 @@ impl Kept {
         let mut other = |i: usize| {
             let tensor = read(i)?;
             bytes_before += tensor.len() * tensor.dtype().bits() / 8;
-            Ok(tensor)
+            Ok::<_, transformer_lite::Error>(tensor)
         };
         let (packed, loss, order) = match &self.kind {
             Kind::NBits(layout, inputs) => {

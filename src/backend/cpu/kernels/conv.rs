@@ -329,7 +329,7 @@ impl Phases {
     #[inline(always)]
     fn interleave<T: Number>(self, sums: &[T], row: &mut [T]) {
         for (phase, sums) in sums.chunks_exact(self.length.max(1)).enumerate() {
-            let to = row.get_mut(phase..).unwrap_or_default();
+            let to = &mut row[phase..];
             to.iter_mut()
                 .step_by(self.count)
                 .zip(sums)

@@ -131,14 +131,10 @@ impl<T: Int> Row<'_, T> {
     fn columns<const C: usize>(&mut self, j: usize) {
         let mut sums = [0i32; C];
         let mut total = 0i32;
-        for (a, b) in self
-            .a
-            .iter()
-            .zip(self.b.get(j..).unwrap_or_default().chunks(self.n))
-        {
+        for (a, b) in self.a.iter().zip(self.b.chunks(self.n)) {
             let v = a.wrapping_sub(self.low);
             total = total.wrapping_add(v);
-            for (s, b) in sums.iter_mut().zip(&b[..C]) {
+            for (s, b) in sums.iter_mut().zip(&b[j..][..C]) {
                 *s = s.wrapping_add(v.wrapping_mul(b.int()));
             }
         }

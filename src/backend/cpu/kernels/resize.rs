@@ -470,7 +470,8 @@ fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, taps: usize
             continue;
         }
         for (y, (e, w)) in y.chunks_exact_mut(inner).zip(pairs) {
-            let x = x.get(*e as usize..).unwrap_or_default();
+            // Results outside the operand are filled afterwards.
+            let Some(x) = x.get(*e as usize..) else { continue };
             for (y, v) in y.iter_mut().zip(x) {
                 *y = if taps == 1 {
                     *v

@@ -8,6 +8,7 @@ use crate::backend::kernel::functions;
 use crate::backend::kernel::{ByLanguage, Language};
 use crate::graph::bounds::Bounds;
 use crate::graph::op::{OpError, OpResult};
+use crate::graph::rules;
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
 use crate::tensor::DType;
@@ -175,14 +176,11 @@ fn aligned(d: &Dim) -> u32 {
 
 impl OperandLayout {
     fn of(shape: &Shape, result: &Shape) -> OpResult<Self> {
-        let lead = shape.0.iter().take_while(|d| d.is(1)).count();
-        let own = shape.0.get(lead..).unwrap_or_default();
+        let own = rules::without_leading_ones(&shape.0);
         let tail = own.iter().rev().take_while(|d| d.is(1)).count();
-        let core = own.get(..own.len() - tail).unwrap_or_default();
+        let core = &own[..own.len() - tail];
         let count = Shape(own.to_vec()).count()?;
-        let (all, rank) = (&result.0, result.rank());
-        let outside = all.get(..rank.saturating_sub(own.len())).unwrap_or_default();
-        if own.len() <= rank && all.ends_with(own) {
+        if let Some(outside) = result.0.strip_suffix(own) {
             // A row that covers the whole result has one element for each result.
             return Ok(if outside.iter().all(|d| d.is(1)) {
                 Self {
@@ -198,9 +196,9 @@ impl OperandLayout {
                 }
             });
         }
-        let planes = all.get(..rank.saturating_sub(tail)).unwrap_or_default();
+        let (planes, inner) = result.0.split_at(result.rank().saturating_sub(tail));
         if !core.is_empty() && planes.ends_with(core) {
-            let inner = Shape(all.get(rank - tail..).unwrap_or_default().to_vec()).count()?;
+            let inner = Shape(inner.to_vec()).count()?;
             return Ok(Self {
                 beside: Beside::Plane {
                     aligned: aligned(&inner),

@@ -10,7 +10,7 @@ use crate::graph::op::pointwise::import::{binary, input as arg, number, select, 
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
-use crate::graph::op::{OpResult, as_usize};
+use crate::graph::op::{OpError, OpResult, as_usize};
 use crate::num;
 use crate::tensor::HostTensor;
 
@@ -234,7 +234,8 @@ impl Recurrent {
             entry(cx, &format!("w{d}"), w, d)?,
             entry(cx, &format!("r{d}"), r, d)?,
         );
-        let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const()).unwrap_or(0);
+        let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const());
+        let hidden = hidden.ok_or_else(|| OpError::expected("hidden size", "a constant", "none"))?;
         let mut own = Direction {
             index: d,
             r,

@@ -4,6 +4,7 @@ use super::ratio::{Line, Ratio};
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::graph::op::{OpError, OpResult, axes};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Shape, product};
 
 crate::kernel! {
@@ -157,7 +158,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         }
     };
     let one = Dim::from(1);
-    let part = |range: std::ops::Range<usize>| product(x.0.get(range).unwrap_or_default());
+    let part = |range: std::ops::Range<usize>| OpResult::Ok(product(num::part(&x.0, range)?)?);
     let size = |shape: &Shape, a: usize| shape.0.get(a).cloned().unwrap_or_default();
     // With a single axis, treat everything before it as one unchanged axis.
     let (in_h, out_h, mid) = match high {

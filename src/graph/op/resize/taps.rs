@@ -32,7 +32,7 @@ impl Taps {
 
     /// The first element of a position.
     pub(super) fn first(&self, place: usize) -> usize {
-        self.items.get(place * self.width).map_or(0, |t| t.0)
+        self.items[place * self.width].0
     }
 
     /// True if each position copies one element.

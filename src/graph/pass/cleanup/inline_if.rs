@@ -6,6 +6,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::{InferCx, OpResult};
 use crate::graph::pass::Pass;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::num;
 use crate::shape::Fact;
 
 pub const INLINE_IF: Pass = Pass {
@@ -57,15 +58,8 @@ fn branch(g: &Graph, node: &Node) -> OpResult<Option<(bool, Graph, Vec<ValueId>)
     };
     let body = op.branch(holds);
     let graph = body.derived(&InferCx::new(&facts, g.constraints()), &[])?;
-    let outer = node
-        .inputs
-        .get(body.outer())
-        .unwrap_or_default()
-        .iter()
-        .flatten()
-        .copied()
-        .collect();
-    Ok(Some((holds, graph, outer)))
+    let outer = num::part(&node.inputs, body.outer())?;
+    Ok(Some((holds, graph, outer.iter().flatten().copied().collect())))
 }
 
 /// Copies a branch and connects its results to the values of the node. Returns the copied nodes

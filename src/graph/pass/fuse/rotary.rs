@@ -161,7 +161,8 @@ fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)
         .to_i64()
         .ok()?;
     let rows = transposed(g, input(node, 0)?, &[0, 2, 1, 3])?;
-    (axes == [-1] || axes == [3]).then(|| (rows, node.inputs.get(1..).unwrap_or_default().to_vec()))
+    let rest = node.inputs.iter().skip(1).copied();
+    (axes == [-1] || axes == [3]).then(|| (rows, rest.collect()))
 }
 
 /// If `v` is `concat(-x[h..], x[..h])` along the last axis: `x` and the intermediate values.

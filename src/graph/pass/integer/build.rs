@@ -398,8 +398,7 @@ impl Domain {
                 edit.replace_node(id, Box::new(op), vec![Some(form.value)], origin);
             } else {
                 let plain = self.plain(edit, to)?;
-                let rest = inputs.get(1..).unwrap_or_default();
-                let inputs = std::iter::once(Some(plain)).chain(rest.iter().copied());
+                let inputs = std::iter::once(Some(plain)).chain(inputs.into_iter().skip(1));
                 edit.replace_node(id, op, inputs.collect(), origin);
             }
         }

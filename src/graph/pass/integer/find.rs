@@ -206,7 +206,7 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
     check_scales(&weights, 0)?;
     check_window(&conv.window)?;
     channels(&x.shape, 1)?;
-    let group = num::exact(conv.group, "a number of groups").map_err(|e| refuse(&e.to_string()))?;
+    let group = num::exact(conv.group, "a number of groups")?;
     let product = Product {
         bias: view.bias(2, m)?,
         x,
@@ -222,8 +222,7 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
 /// A transposed convolution, as a convolution of the input with zero points between its elements.
 fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic) -> Found<Site> {
     let (x, given) = (view.operand(0)?, view.weights(1, 1)?);
-    let group =
-        num::exact::<usize, _>(conv.group, "a number of groups").map_err(|e| refuse(&e.to_string()))?;
+    let group = num::exact::<usize, _>(conv.group, "a number of groups")?;
     let [c, per_group, kernel @ ..] = given.shape.as_slice() else {
         return Err(refuse("weights with too few axes"));
     };
@@ -245,8 +244,7 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
     for o in 0..m {
         for i in 0..depth {
             let from = ((o / per_group * depth + i) * per_group + o % per_group) * taps;
-            let tap = given.data.get(from..from + taps).unwrap_or_default();
-            data.extend(tap.iter().rev());
+            data.extend(num::part(&given.data, from..from + taps)?.iter().rev());
         }
     }
     let mut shape = vec![m, depth];

@@ -22,6 +22,7 @@ mod view;
 use super::Pass;
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Edit, Graph};
+use crate::num::OutOfRange;
 use crate::quant::fixed::Arithmetic;
 use build::Domain;
 
@@ -45,6 +46,12 @@ pub const INTEGER_FIXED: Pass = Pass {
 /// Why a node between quantized values stays float: a noun phrase that users read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal(pub(crate) String);
+
+impl From<OutOfRange> for Refusal {
+    fn from(e: OutOfRange) -> Self {
+        Self(e.to_string())
+    }
+}
 
 fn refuse(why: &str) -> Refusal {
     Refusal(why.to_owned())

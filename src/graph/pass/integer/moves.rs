@@ -472,13 +472,13 @@ fn resized(
 /// The axis of the result that is stored last, and the stored shape, if a reshape keeps the axis
 /// that is stored last whole and in place.
 fn same_rows(x: &Quantized, axis: usize, to: &Quantized) -> Built<Option<(usize, Vec<Dim>)>> {
-    let ones = |list: &[Dim]| list.iter().all(|d| d.is(1));
+    let ones = |list: &[Dim], from: usize| list.iter().skip(from).all(|d| d.is(1));
     let size = &x.shape[axis];
     // Elements along the axis must be contiguous in the order of the model.
-    if !ones(x.shape.get(axis + 1..).unwrap_or_default()) {
+    if !ones(&x.shape, axis + 1) {
         return Ok(None);
     }
-    let fits = |a: &usize| to.shape.get(*a) == Some(size) && ones(to.shape.get(a + 1..).unwrap_or_default());
+    let fits = |a: &usize| to.shape.get(*a) == Some(size) && ones(&to.shape, a + 1);
     let Some(own) = (0..to.shape.len()).rev().find(fits) else {
         return Ok(None);
     };
@@ -497,7 +497,10 @@ pub(super) fn reshaped(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, shape: &[
     // At most one size is not constant; it follows from the others.
     let (lead, last) = crate::graph::op::int8::last(shape)?;
     let mut sizes: Vec<i64> = lead.iter().map(|d| d.as_const().unwrap_or(-1)).collect();
-    sizes.push(last.as_const().unwrap_or(0) / num::signed(WORD));
+    let last = last
+        .as_const()
+        .ok_or_else(|| OpError::expected("channels", "a constant", last))?;
+    sizes.push(last / num::signed(WORD));
     let target = HostTensor::from_i64(&[sizes.len()], &sizes)?;
     let target = edit.add_const(&format!("{}/shape", new.name), Arc::new(target));
     let y = Domain::add(

@@ -74,7 +74,7 @@ impl Rows {
                     } else {
                         c * outputs + o
                     };
-                    data.push(w.get(at).copied().unwrap_or(0));
+                    data.push(*num::at(w, at)?);
                 }
             }
         }
@@ -88,7 +88,7 @@ impl Rows {
 
     fn row(&self, o: usize) -> &[i8] {
         let n = self.taps * self.depth;
-        self.data.get(o * n..(o + 1) * n).unwrap_or_default()
+        &self.data[o * n..(o + 1) * n]
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<
     let stored = whole(rows.outputs);
     let (mut bias, mut factors) = (Vec::with_capacity(stored), Vec::with_capacity(stored));
     for o in 0..rows.outputs {
-        let scale = p.weights.scale(o);
+        let scale = p.weights.scale(o)?;
         let sum: i64 = rows.row(o).iter().map(|w| i64::from(*w)).sum();
         let most: i64 = rows.row(o).iter().map(|w| i64::from(w.unsigned_abs())).sum();
         let of_sums = f64::from(p.x.map.scale) * f64::from(scale);
@@ -164,7 +164,7 @@ fn stored_weights(p: &Product, rows: &Rows, group: usize) -> Result<(Kind, Vec<u
         }
         return Ok((Kind::Matmul, vec![outputs, depth], data));
     };
-    let (window, kernel) = (window.clone(), p.weights.shape.get(2..).unwrap_or_default());
+    let (window, kernel) = (window.clone(), num::part(&p.weights.shape, 2..)?);
     let per_group = rows.outputs / group.max(1);
     if group > 1 && rows.depth == 1 && per_group == 1 {
         let mut data = vec![0; rows.taps * outputs];

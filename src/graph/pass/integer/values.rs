@@ -8,6 +8,7 @@ use crate::graph::op::quantize_linear::{DequantizeLinear, QuantizeLinear};
 use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::pattern::{input, producer, scalar};
 use crate::graph::{Edit, Graph, Node, NodeId, Op, OpError, ValueId};
+use crate::num::{self, OutOfRange};
 use crate::quant::fixed::{Affine, Arithmetic, Output};
 use crate::shape::{Dim, Fact};
 use crate::tensor::{DType, HostTensor};
@@ -40,9 +41,9 @@ pub(super) struct Weights {
 
 impl Weights {
     /// The scale of index `i` along the axis.
-    pub fn scale(&self, i: usize) -> f32 {
+    pub fn scale(&self, i: usize) -> Result<f32, OutOfRange> {
         let at = if self.scales.len() == 1 { 0 } else { i };
-        self.scales.get(at).copied().unwrap_or(1.0)
+        num::at(&self.scales, at).copied()
     }
 }
 
@@ -342,13 +343,17 @@ pub(super) fn weights_of(g: &Graph, given: [Option<ValueId>; 3], axis: i64) -> R
     };
     let centred = |(i, v): (usize, i64)| {
         let at = if zeros.len() == 1 { 0 } else { of_axis(i) };
-        i8::try_from(v - zeros.get(at).copied().unwrap_or(0)).ok()
+        let centred = i8::try_from(v - num::at(&zeros, at)?);
+        centred.map_err(|_| refuse("weights that exceed 8 bits once their zero point is subtracted"))
     };
     let all = data.to_i64().map_err(failed)?;
-    let all: Option<Vec<i8>> = all.into_iter().enumerate().map(centred).collect();
     Ok(Weights {
         shape: data.shape().to_vec(),
-        data: all.ok_or_else(|| refuse("weights that exceed 8 bits once their zero point is subtracted"))?,
+        data: all
+            .into_iter()
+            .enumerate()
+            .map(centred)
+            .collect::<Result<_, _>>()?,
         scales,
         axis,
     })

@@ -139,7 +139,7 @@ impl<'a, 'b> View<'a, 'b> {
         if self.places.is_some() {
             return Vec::new();
         }
-        self.node.inputs.get(count..).unwrap_or_default().to_vec()
+        self.node.inputs.iter().skip(count).copied().collect()
     }
 
     /// The floats of operand `i`, if it is a constant that is not empty.
