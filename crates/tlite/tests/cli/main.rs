@@ -13,3 +13,4 @@ mod messages;
 mod models_folder;
 mod roofline;
 mod sizes;
+mod slices;

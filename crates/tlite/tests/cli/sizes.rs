@@ -30,9 +30,9 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("src/graph/op/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
 ];
 
-/// The text with comments replaced by spaces, and strings and characters by dots, so that lines
+/// The text with comments replaced by spaces, and strings and characters by quotes, so that lines
 /// within a string still count as code.
-pub fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
@@ -42,11 +42,11 @@ pub fn code(text: &str) -> String {
         } else if rest.starts_with("/*") {
             (block_comment(rest), ' ')
         } else if let (false, Some(len)) = (after_word, raw_string(rest)) {
-            (len, '.')
+            (len, '"')
         } else if first == '"' {
-            (string(rest), '.')
+            (string(rest), '"')
         } else if let Some(len) = character(rest) {
-            (len, '.')
+            (len, '"')
         } else {
             out.push(first);
             rest = &rest[first.len_utf8()..];
