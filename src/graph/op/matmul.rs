@@ -99,10 +99,9 @@ impl Op for MatMul {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (a, b) = (cx.fact(0)?, cx.fact(1)?);
-        if a.dtype != b.dtype
-            || !(a.dtype.is_float() || matches!(a.dtype, DType::I32 | DType::I64 | DType::U32))
-        {
-            let types = "element types (both f32, f16, i32, i64 or u32)";
+        let is_wide = matches!(a.dtype, DType::I32 | DType::I64 | DType::U32 | DType::U64);
+        if a.dtype != b.dtype || !(a.dtype.is_float() || is_wide) {
+            let types = "element types (both f64, f32, f16, i32, i64, u32 or u64)";
             return Err(OpError::mismatch(types, a.dtype, b.dtype));
         }
         Ok(vec![Fact::new(
@@ -596,5 +595,10 @@ mod tests {
             "the type keeps the low bits"
         );
         assert_eq!(run(true)[..2], [-5, -7]);
+        let unsigned =
+            |shape: &[usize], data: &[i64]| HostTensor::from_ints(DType::U64, shape, data).unwrap();
+        let (a, b) = (unsigned(&[1, 2], &[i64::MAX, 1]), unsigned(&[2, 1], &[2, 5]));
+        let y = MatMul { trans_b: false }.eval(&[Some(&a), Some(&b)]).unwrap();
+        assert_eq!(y[0].to_i128().unwrap(), [3], "2^64 + 3 without its high bit");
     }
 }
