@@ -58,11 +58,7 @@ end
 # All steps use the release profile, so that they share build results. Optimizing across the parts
 # of a crate takes as long as compiling them: kernels would be faster, tests are not.
 export CARGO_PROFILE_RELEASE_LTO=off
-# cargo fmt does not find the modules that the list of operators declares.
-format() {
-    cargo fmt --check --all && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
-}
-step "Format" format
+step "Format" cargo fmt --check --all
 step "Lints" cargo clippy --release --locked --workspace --all-targets -- -D warnings
 # Clippy has seen the code of these features, so here the compiler's warnings are enough. To deny
 # them by a flag would compile all dependencies once more.

@@ -251,10 +251,7 @@ impl Mutation<'_> {
         let at = self.0.below(graph.node.len());
         match (kind, graph.node.get_mut(at)) {
             (0, Some(node)) => {
-                let names: Vec<&str> = op::ALL
-                    .iter()
-                    .flat_map(|d| d.onnx.iter().map(|o| o.name))
-                    .collect();
+                let names: Vec<&str> = op::all().flat_map(|d| d.onnx.iter().map(|o| o.name)).collect();
                 node.op_type = names[self.0.below(names.len())].to_owned();
             }
             (1..=3, Some(node)) => {

@@ -4,7 +4,7 @@ use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, QuarantineCause, Quarantined, SharedBackend, validation};
 use crate::cache::Store;
-use crate::graph::op::ALL;
+use crate::graph::op::all;
 use crate::graph::op::case::{Case, Input};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +62,7 @@ impl Trial {
 /// The cases that run on devices; if `quick`, the smallest case for each kernel that a device with
 /// `caps` uses.
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
-    let cases = ALL.iter().flat_map(|def| (def.cases)());
+    let cases = all().flat_map(|def| (def.cases)());
     let finite = caps.profile.keeps_special == Some(false);
     let cases = cases.filter(|case| case.host_only.is_none() && !(finite && case.has_special()));
     let storage_types = caps.profile.storage_types();

@@ -18,7 +18,7 @@ use transformer_lite::unstable::backend::kernel::{Kernel, KernelSpec, Language};
 use transformer_lite::unstable::backend::{Caps, DeviceKind, PackedDot, TensorCores, special};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
-use transformer_lite::unstable::graph::op::ALL;
+use transformer_lite::unstable::graph::op::all;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::probe;
@@ -108,7 +108,7 @@ fn specs() -> &'static [KernelSpec] {
                     .or_insert(s);
             }
         };
-        let cases = ALL.iter().flat_map(|d| (d.cases)());
+        let cases = all().flat_map(|d| (d.cases)());
         for (i, case) in cases.filter(|c| c.host_only.is_none()).enumerate() {
             let scenario = Scenario::of(&case).unwrap();
             for caps in kinds.iter().skip(i % step).step_by(step) {
@@ -174,7 +174,7 @@ fn specs() -> &'static [KernelSpec] {
 }
 
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
-    let operators = ALL.iter().flat_map(|d| d.kernels);
+    let operators = all().flat_map(|d| d.kernels);
     let others = probe::KERNELS
         .iter()
         .chain(special::KERNELS)
@@ -188,7 +188,7 @@ fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
 #[cfg(feature = "cpu")]
 #[test]
 fn native_kernels_take_what_descriptors_declare() {
-    let operators = ALL.iter().flat_map(|d| d.kernels);
+    let operators = all().flat_map(|d| d.kernels);
     let all: Vec<&Kernel> = operators
         .chain(probe::KERNELS)
         .chain(random::KERNELS)

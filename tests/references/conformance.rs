@@ -18,7 +18,7 @@ use expected::Expectations;
 use std::sync::Arc;
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text};
-use transformer_lite::unstable::graph::op::{ALL, case::Case};
+use transformer_lite::unstable::graph::op::{all, case::Case};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite::unstable::validate::case::{self, Depth, Scenario};
 
@@ -33,7 +33,7 @@ pub fn trials(suite: &mut Suite) {
     let expectations = Arc::new(Expectations::load());
     let all = std::env::var_os("CONFORMANCE_SAMPLE").is_none();
     let (mut device_cases, mut host_cases) = (0, 0);
-    for def in ALL {
+    for def in all() {
         let (on_host, on_device): (Vec<Case>, Vec<Case>) = (def.cases)()
             .into_iter()
             .partition(|case| case.host_only.is_some());

@@ -6,7 +6,7 @@ use super::weights::{Weights, bytes};
 use super::{decode, dtype_of};
 use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
-use crate::graph::op::{ALL, Attributes, OnnxName, Op, OpDef, OpError, OpResult};
+use crate::graph::op::{Attributes, OnnxName, Op, OpDef, OpError, OpResult, all};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -396,11 +396,14 @@ type Definitions = HashMap<(&'static str, &'static str), Vec<(&'static OpDef, &'
 
 /// The definitions of each operator, by domain and name.
 static DEFINITIONS: LazyLock<Definitions> = LazyLock::new(|| {
-    let mut all = Definitions::new();
-    for (def, name) in ALL.iter().flat_map(|d| d.onnx.iter().map(|name| (*d, name))) {
-        all.entry((name.domain, name.name)).or_default().push((def, name));
+    let mut found = Definitions::new();
+    for (def, name) in all().flat_map(|d| d.onnx.iter().map(move |name| (d, name))) {
+        found
+            .entry((name.domain, name.name))
+            .or_default()
+            .push((def, name));
     }
-    all
+    found
 });
 
 /// The operator of a node, by the newest definition that its opset has.

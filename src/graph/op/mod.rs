@@ -1,6 +1,5 @@
-//! Operators. Each file holds one operator's shape rule, reference evaluation and kernel selection.
-//!
-//! To add an operator: add a file here, its name in the `ops!` list below, and its pair of kernels.
+//! Operators, one file each: its shape rule, reference evaluation and kernel selection. The folders
+//! are groups. Paths leave the group out: `op::softmax` is in the folder `reduce`.
 
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
@@ -25,6 +24,26 @@ pub mod parts;
 pub mod sizes;
 pub mod types;
 pub mod window;
+
+/// The groups. Other modules use the operators by their paths without the group.
+#[path = "."]
+#[expect(clippy::module_inception, reason = "some groups have the name of an operator")]
+mod groups {
+    pub mod attention;
+    pub mod control;
+    pub mod conv;
+    pub mod elementwise;
+    pub mod matmul;
+    pub mod movement;
+    pub mod norm;
+    pub mod quantized;
+    pub mod reduce;
+    pub mod signal;
+}
+pub use groups::{
+    attention::*, control::*, conv::*, elementwise::*, matmul::*, movement::*, norm::*, quantized::*,
+    reduce::*, signal::*,
+};
 
 pub(crate) use crate::num::{max_nan, min_nan, no_number};
 pub use error::{OpError, OpResult};
@@ -238,113 +257,21 @@ fn never_in_files(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     )))
 }
 
-/// Declares the operator modules and the list of their definitions.
-macro_rules! ops {
-    ($($module:ident),* $(,)?) => {
-        $(pub mod $module;)*
-        /// Every operator of this build.
-        pub const ALL: &[&OpDef] = &[$(&$module::DEF),*];
-    };
-}
-
-ops! {
-    affine_grid,
-    arg_max,
-    attention,
-    attention_q8,
-    axes_norm,
-    batch_norm,
-    bit_cast,
-    cast_like,
-    causal_conv,
-    center_crop_pad,
-    col2im,
-    compress,
-    concat,
-    constant_of_shape,
-    conv,
-    conv_integer,
-    conv_transpose,
-    cumulative,
-    deform_conv,
-    dequantize_kv,
-    depth_to_space,
-    det,
-    dft,
-    dropout,
-    einsum,
-    expand,
-    eye_like,
-    fused,
-    gated_matmul_e0m,
-    gather,
-    gather_e0m,
-    gather_elements,
-    gather_nd,
-    gemm,
-    global_pool,
-    grid_sample,
-    group_query_attention,
-    if_else,
-    int8_binary,
-    int8_conv,
-    int8_layout,
-    int8_matmul,
-    int8_pool,
-    int8_quantize,
-    int8_softmax,
-    int8_table,
-    joint_matmul_e0m,
-    kv_append,
-    kv_append_q8,
-    linear_attention,
-    log_softmax,
-    loop_body,
-    lrn,
-    matmul,
-    matmul_e0m,
-    matmul_integer,
-    matmul_nbits,
-    max_unpool,
-    mel_weights,
-    multi_head_attention,
-    non_max_suppression,
-    non_zero,
-    norm,
-    one_hot,
-    pad,
-    paged_attention,
-    pointwise,
-    pool,
-    qlinear,
-    quantize_linear,
-    range,
-    recurrent,
-    reduce,
-    reshape,
-    resize,
-    reverse_sequence,
-    rms_norm,
-    roi_align,
-    rotary,
-    rotary_append,
-    rotary_embedding,
-    scan,
-    scatter,
-    sdpa,
-    shape_of,
-    size_of,
-    slice,
-    softmax,
-    split,
-    tensor_scatter,
-    tfidf,
-    tile,
-    top_k,
-    transpose,
-    trilu,
-    unique,
-    window_function,
+/// Every operator of this build.
+pub fn all() -> impl Iterator<Item = &'static OpDef> {
+    let groups = [
+        groups::attention::OPS,
+        groups::control::OPS,
+        groups::conv::OPS,
+        groups::elementwise::OPS,
+        groups::matmul::OPS,
+        groups::movement::OPS,
+        groups::norm::OPS,
+        groups::quantized::OPS,
+        groups::reduce::OPS,
+        groups::signal::OPS,
+    ];
+    groups.into_iter().flatten().copied()
 }
 
 /// Limit on the total loop iterations of one work-item. A CPU driver silently stops loops at

@@ -7,7 +7,7 @@ use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::backend::kernel::KernelSpec;
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::tunable::{ANY, Tunable};
-use transformer_lite::unstable::graph::op::{ALL, case::Case};
+use transformer_lite::unstable::graph::op::{all, case::Case};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite::unstable::validate::case::{self, Scenario};
 
@@ -35,8 +35,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
     let offered = device.caps.profile.images;
     let kind = ImageKind::ALL.into_iter().find(|kind| offered.offers(*kind));
     let by_image = device.caps.clone().with(|device| device.images.reads = kind);
-    let all: Vec<(Case, Scenario)> = ALL
-        .iter()
+    let all: Vec<(Case, Scenario)> = all()
         .flat_map(|def| (def.cases)())
         .filter_map(|case| Scenario::of(&case).ok().map(|scenario| (case, scenario)))
         .collect();

@@ -558,7 +558,7 @@ fn place(def: &OpDef, name: &str) -> (Runs, String) {
 /// The chapter on operators, `docs/operators.md`.
 pub fn operators_markdown() -> String {
     let mut rows: BTreeMap<(&str, &str), (i64, &OpDef)> = BTreeMap::new();
-    for def in op::ALL {
+    for def in op::all() {
         for name in def.onnx.iter().filter(|n| n.domain != OWN_DOMAIN) {
             let row = rows.entry((name.domain, name.name)).or_insert((name.since, def));
             row.0 = row.0.min(name.since);

@@ -111,7 +111,7 @@ comment. */
 const A: u8 = 1;
 ";
     assert_eq!(count(text), 4);
-    assert_eq!(part("src/graph/op/softmax.rs"), "src/graph/op");
+    assert_eq!(part("src/graph/op/reduce/softmax.rs"), "src/graph/op");
     assert_eq!(part("src/graph/mod.rs"), "src/graph");
     assert_eq!(part("src/lib.rs"), "src");
     assert_eq!(part("cl/softmax.cl"), "cl");

@@ -20,14 +20,14 @@ const FILES: &[(&str, &str)] = &[];
 const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("crates/convert/src/gguf/tests/conversion.rs", "what_cannot_be_converted_is_named_and_leaves_nothing", "a table of cases, one after another"),
     ("crates/convert/src/quantize/tests.rs", "a_model_survives_and_tied_weights_are_packed_once", "one model, checked in order"),
-    ("src/graph/op/attention.rs", "cases", "a table of cases, one after another"),
-    ("src/graph/op/matmul.rs", "lower", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/matmul_e0m.rs", "emit", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/matmul_e0m/int8.rs", "emit_int8", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/resize.rs", "cases", "a table of cases, one after another"),
-    ("src/graph/op/rotary_embedding.rs", "parts", "a graph, node by node"),
+    ("src/graph/op/attention/attention.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/matmul/matmul.rs", "lower", "the arguments of one kernel, with a reason for each"),
+    ("src/graph/op/matmul/matmul_e0m.rs", "emit", "the arguments of one kernel, with a reason for each"),
+    ("src/graph/op/matmul/matmul_e0m/int8.rs", "emit_int8", "the arguments of one kernel, with a reason for each"),
+    ("src/graph/op/conv/resize.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/attention/rotary_embedding.rs", "parts", "a graph, node by node"),
     ("src/llm/sampler/tests.rs", "numbers_out_of_range_name_their_option", "a table of cases, one after another"),
-    ("src/graph/op/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
+    ("src/graph/op/attention/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
 ];
 
 /// The text with comments replaced by spaces, and strings and characters by quotes, so that lines

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tlite_fake_driver::{CONFIG, Config};
 pub use tlite_testing::Outcome;
 use tlite_testing::carries;
-use transformer_lite::unstable::graph::op::ALL;
+use transformer_lite::unstable::graph::op::all;
 
 /// No run takes that long, on a busy machine either.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -252,7 +252,7 @@ impl Run {
     /// What it noted of options and kernels: how far it had come names none. Without the fake
     /// driver, the one below it says that it is slow.
     fn notes(&self) -> impl Iterator<Item = &str> {
-        let kernel = |l: &str| ALL.iter().flat_map(|d| d.kernels).any(|k| carries(l, k.name));
+        let kernel = |l: &str| all().flat_map(|d| d.kernels).any(|k| carries(l, k.name));
         let slow = |l: &str| carries(l, "--backend cpu");
         let notes = self.errors.lines().filter(|l| l.starts_with("note: "));
         notes.filter(move |l| (l.contains(" --") || kernel(l)) && !slow(l))

@@ -1,0 +1,209 @@
+//! Appends rows to a state in place (own domain, made by the pass `kv_cache`; paper, section 2.3
+//! "KV cache copy optimization": the in-place operator that replaces the concatenation).
+//!
+//! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`. The result is the state with
+//! `past + n` rows, in the same memory. The write offset is read from the per-step state buffer, so
+//! nothing else changes from token to token. In a state with a window ([`LowerCx::ring`]) a new row
+//! may overwrite one that is no longer read.
+//!
+//! A third operand, `places`, integers `[n]`, scatters the rows instead: row i becomes row
+//! `places[i]` of the state, which keeps its size; a row with a negative place is dropped. Places
+//! must be distinct.
+
+use crate::graph::op::case::{Case, given, input};
+use crate::graph::op::sizes::Sizes;
+use crate::graph::op::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own,
+};
+use crate::lower::{Call, Location, LowerCx, Operand};
+use crate::num;
+use crate::shape::{Dim, Fact, product};
+use crate::tensor::{DType, HostTensor};
+
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "kv_append" {
+        count, start, row: U32
+    } [x: In, places: OptionalIn, live: Weight, state: PartialOut]
+    .linear()
+    .finite_halves()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvAppend {
+    /// The axis that grows; all axes before it have size 1.
+    pub axis: usize,
+}
+
+impl KvAppend {
+    fn as_concat(&self) -> Concat {
+        Concat {
+            axis: num::signed(self.axis),
+        }
+    }
+}
+
+impl Op for KvAppend {
+    fn name(&self) -> &str {
+        "KvAppend"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        // Also checks the sizes of the other axes.
+        let all = cx.of(&self.as_concat(), &[Some(cx.fact(0)?), Some(cx.fact(1)?)])?;
+        match cx.opt(2) {
+            None => Ok(all),
+            Some(places) => {
+                let (state, new) = (cx.fact(0)?, cx.fact(1)?);
+                check_places(places, new.shape.0.get(self.axis))?;
+                Ok(vec![Fact::new(state.dtype, state.shape.clone())])
+            }
+        }
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let Some(places) = inputs.get(2).copied().flatten() else {
+            return self.as_concat().eval(num::part(inputs, ..2)?);
+        };
+        let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
+        let data = scattered(state, new.bytes()?, places, self.axis)?;
+        Ok(vec![HostTensor::from_bytes(state.dtype(), state.shape(), &data)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (state, new) = (cx.shape(0)?, cx.shape(1)?);
+        let target = cx.output(0)?;
+        if !matches!(target.location, Location::State(_)) {
+            return Err(OpError::expected("result", "a state", "an activation"));
+        }
+        let row = product(&state.0[self.axis + 1..])?;
+        if !product(&state.0[..self.axis])?.is(1) || row.exact_div(&2.into()).is_none() {
+            return Err(OpError::Unsupported(format!(
+                "appending to {state} along axis {} (rows must be contiguous and of even length)",
+                self.axis
+            )));
+        }
+        let count = new.count()?;
+        let (places, live, start) = destination(cx, 2, &state.0[self.axis].mul(&row)?)?;
+        let call = Call::new(&KERNEL, 64);
+        let call = match ring(cx, &state.0[self.axis], &new.0[self.axis], &row)? {
+            Some(elements) if places.is_none() => call.define("RING", elements),
+            _ => call,
+        };
+        let call = call.grid(count.ceil_div(2 * 64)?, 1, 1).may_be_padded();
+        let args = Args {
+            x: cx.input(1)?,
+            places,
+            live,
+            row,
+            state: target,
+            count,
+            start,
+        };
+        cx.emit(call, args)
+    }
+
+    fn flops(&self, _sizes: &Sizes) -> u64 {
+        0
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        if input == 0 {
+            0
+        } else {
+            sizes.input_elements(input)
+        }
+    }
+}
+
+/// Checks places for `rows` rows.
+pub(crate) fn check_places(places: &Fact, rows: Option<&Dim>) -> OpResult<()> {
+    if places.dtype.is_int() && places.shape.0.as_slice() == rows.map_or(&[][..], std::slice::from_ref) {
+        return Ok(());
+    }
+    Err(OpError::expected(
+        "places",
+        "integers, one for each new row",
+        places,
+    ))
+}
+
+/// Where new rows go: operand `i` with places, if there is one; else after the first `past`
+/// elements or rows, with the table that holds this number and its position there.
+pub(crate) fn destination(
+    cx: &mut LowerCx<'_>,
+    i: usize,
+    past: &Dim,
+) -> OpResult<(Option<Operand>, Operand, Dim)> {
+    let places = if cx.has(i) { Some(cx.input(i)?) } else { None };
+    let start = if places.is_some() { 0.into() } else { past.clone() };
+    let (live, start) = cx.live(&start);
+    Ok((places, live, start))
+}
+
+/// The bytes of a state whose rows along `axis` are replaced by those of `new` at their places.
+pub(crate) fn scattered(
+    state: &HostTensor,
+    new: &[u8],
+    places: &HostTensor,
+    axis: usize,
+) -> OpResult<Vec<u8>> {
+    let rows = *num::at(state.shape(), axis)?;
+    let mut data = state.bytes()?.to_vec();
+    let row = data.len().checked_div(rows).unwrap_or(0);
+    for (place, from) in places.to_i64()?.iter().zip(new.chunks_exact(row.max(1))) {
+        let Ok(place) = usize::try_from(*place) else {
+            continue;
+        };
+        let to = place
+            .checked_mul(row)
+            .and_then(|at| data.get_mut(at..at.checked_add(row)?));
+        let to = to.ok_or_else(|| OpError::expected("a place", format!("less than {rows}"), place))?;
+        to.copy_from_slice(from);
+    }
+    Ok(data)
+}
+
+/// Ring capacity of the state in operand 0, in elements (with `row` elements per token) or rows of
+/// heads, if a run may append beyond it. Rows beyond the capacity wrap to the start.
+pub(crate) fn ring(cx: &LowerCx<'_>, past: &Dim, new: &Dim, row: &Dim) -> OpResult<Option<i64>> {
+    let most = cx.upper_bound(&past.add(new)?);
+    let Some(rows) = cx.ring(0)?.filter(|n| most.is_none_or(|most| most > *n)) else {
+        return Ok(None);
+    };
+    let elements = row.as_const().and_then(|row| rows.checked_mul(row));
+    let unknown = || {
+        OpError::Unsupported(format!(
+            "a window of a cache whose row size {row} is not constant"
+        ))
+    };
+    elements.map(Some).ok_or_else(unknown)
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let axis = a.int("axis")?.and_then(|v| usize::try_from(v).ok());
+    Ok(Box::new(KvAppend {
+        axis: axis.ok_or_else(|| OpError::expected("attribute `axis`", "0 or more", "nothing"))?,
+    }))
+}
+
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("KvAppend", 3)],
+    import,
+    kernels: &[&KERNEL.kernel],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = Case::new(
+        KvAppend { axis: 1 },
+        vec![input(&[1, 5, 3, 64]), input(&[1, 2, 3, 64])],
+    );
+    let places = HostTensor::from_ints(DType::I32, &[3], &[4, -1, 0]).map(given);
+    let scattered = places.map(|places| {
+        let inputs = vec![input(&[1, 5, 3, 64]), input(&[1, 3, 3, 64]), places];
+        Case::new(KvAppend { axis: 1 }, inputs)
+    });
+    let all = std::iter::once(case).chain(scattered);
+    all.map(|c| c.host_only("needs a state; the model tests append on every device"))
+        .collect()
+}

@@ -1,0 +1,154 @@
+//! Rows of a table stored as the transpose of an E0M weight (own domain, `GatherE0M`). Operands:
+//! indices, quantized weights, scales. Row `i` of the result is column `index[i]` of the packed K x
+//! N matrix, so an embedding and a tied output head share one tensor. Attributes as for
+//! `MatMulE0M`, indices as for `Gather`.
+
+use crate::graph::bounds::{Bounds, BoundsCx};
+use crate::graph::op::case::{Case, constant, input};
+use crate::graph::op::matmul_e0m::{
+    K_BLOCK, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
+};
+use crate::graph::op::sizes::Sizes;
+use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, indices, operand, own};
+use crate::lower::{Call, LowerCx};
+use crate::num;
+use crate::quant::{Bits, code_at, decode};
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "gather_e0m" {
+        count, k, panel: U32; table_rows, first, part_rows: I32
+    } [codes: Weight Uint4, scales: Weight Uint4, index: In, y: PartialOut]
+    .linear()
+    .finite_halves()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatherE0m {
+    pub bits: Bits,
+    /// Number of weights per group.
+    pub group: usize,
+}
+
+impl Op for GatherE0m {
+    fn name(&self) -> &str {
+        "GatherE0M"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let index = cx.fact(0)?;
+        let (k, _) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let mut shape = index.shape.0.clone();
+        shape.push(Dim::from_usize(k));
+        Ok(vec![Fact::new(DType::F32, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let (index, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
+        let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
+        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
+        let mut y = Vec::new();
+        for i in index.to_i64()? {
+            let signed = num::signed(n);
+            let j = usize::try_from(if i < 0 { i + signed } else { i })
+                .ok()
+                .filter(|j| *j < n)
+                .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n - 1), i))?;
+            y.extend((0..k).map(|t| {
+                let [s, b] = pairs[t / self.group * n + j];
+                decode(self.bits, s, b, code_at(self.bits, n, &words, t, j))
+            }));
+        }
+        let mut shape = index.shape().to_vec();
+        shape.push(k);
+        Ok(vec![HostTensor::from_f32(&shape, &y)?])
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let count = cx.out_fact(0)?.shape.count()?;
+        let index = indices::checked(cx, 0, &[Dim::from_usize(n)])?;
+        // Split like the matmul, so that a tied head shares the parts.
+        for part in packed_parts(cx, &[1], self.bits, k, n)? {
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, K_BLOCK).grid(
+                count.ceil_div(2 * 64)?,
+                1,
+                1,
+            );
+            let args = Args {
+                codes: part.codes,
+                scales: part.scales,
+                index,
+                y: cx.output(0)?,
+                count: count.clone(),
+                k: Dim::from_usize(k),
+                panel: Dim::from_usize(part.panel),
+                table_rows: Dim::from_usize(n),
+                first: Dim::from_usize(part.first),
+                part_rows: Dim::from_usize(part.count),
+            };
+            cx.emit(call, args)?;
+        }
+        Ok(())
+    }
+
+    fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
+        let (_, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?).ok()?;
+        (input == 0).then(|| Bounds::indices(num::signed(n).into()))
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.results().saturating_mul(2)
+    }
+
+    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
+        let all = sizes.input_elements(input);
+        let columns = sizes.input(1).last().copied().unwrap_or(1).max(1);
+        if input == 0 {
+            all
+        } else {
+            all.min((all / columns).saturating_mul(sizes.input_elements(0)))
+        }
+    }
+}
+
+fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let (bits, group) = import_format(a)?;
+    Ok(Box::new(GatherE0m { bits, group }))
+}
+
+pub static DEF: OpDef = OpDef {
+    onnx: &[own("GatherE0M", 3)],
+    import,
+    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let case = |bits, group, k, n: usize, rows| {
+        let (codes, scales) = packed_case(bits, group, k, n)?;
+        let top = i64::try_from(n).ok()?;
+        Some(Case::new(
+            GatherE0m { bits, group },
+            vec![
+                input(&[1, rows]).ints(-top, top - 1),
+                constant(codes),
+                constant(scales),
+            ],
+        ))
+    };
+    [
+        (Bits::Eight, 64, 576, 130, 5),
+        (Bits::Four, 32, 64, 50, 1),
+        (Bits::Four, 128, 136, 10, 3),
+        (Bits::Two, 32, 80, 50, 4),
+        (Bits::Three, 16, 96, 34, 4),
+        (Bits::Five, 32, 96, 50, 3),
+        (Bits::Six, 288, 288, 66, 5),
+    ]
+    .into_iter()
+    .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))
+    .collect()
+}
