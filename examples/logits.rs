@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::path::Path;
 use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, SequenceConfig};
@@ -39,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let decoder = Decoder::load(&path, &Target::DEVICE)?;
             Box::new(DeviceModel::new(
                 decoder,
-                backend::open(kind, &backend::OpenOptions::default())?,
+                devices::open(kind, &backend::OpenOptions::default())?,
                 &SequenceConfig::of(context),
             )?)
         }

@@ -82,11 +82,13 @@ mod internal {
     pub mod cache;
     pub mod cancel;
     pub mod capi;
+    pub mod devices;
     pub mod error;
     pub mod executor;
     pub mod files;
     pub mod fmt;
     pub mod graph;
+    pub mod kernels;
     pub mod limits;
     pub mod llm;
     pub mod lower;
@@ -108,17 +110,15 @@ mod internal {
 mod testing;
 
 use internal::{
-    backend, cache, cancel, error, executor, files, fmt, graph, limits, llm, lower, mapped, note, num,
-    parallel, placement, plan, quant, quota, runner, shape, tensor, validate,
+    backend, cache, cancel, devices, error, executor, files, fmt, graph, kernels, limits, llm, lower, mapped,
+    note, num, parallel, placement, plan, quant, quota, runner, shape, tensor, validate,
 };
 
 pub use backend::validation::DeviceQuarantine;
-pub use backend::{
-    Backend, BackendError, BackendKind, OpenOptions, Priority, QuarantineCause, Quarantined,
-    open as open_device,
-};
+pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, QuarantineCause, Quarantined};
 pub use cache::{DEFAULT_LIMIT as DEFAULT_CACHE_LIMIT, Store as KernelCache};
 pub use cancel::Cancel;
+pub use devices::open as open_device;
 pub use error::{Error, ErrorKind, Result, Stage};
 pub use limits::Limits;
 pub use llm::{
@@ -166,8 +166,9 @@ pub mod results {
 #[doc(hidden)]
 pub mod unstable {
     pub use crate::internal::{
-        backend, cache, cancel, capi, error, executor, files, fmt, graph, limits, llm, lower, mapped, note,
-        num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor, validate,
+        backend, cache, cancel, capi, devices, error, executor, files, fmt, graph, kernels, limits, llm,
+        lower, mapped, note, num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor,
+        validate,
     };
 }
 

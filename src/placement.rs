@@ -4,6 +4,7 @@
 use crate::backend::{
     self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, ReplayMode,
 };
+use crate::devices;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::note::{Note, Unused};
 use std::fmt;
@@ -197,7 +198,7 @@ impl Placement {
             e => Error::device(Stage::Plan, "opening a device", e),
         };
         let open = |kind| {
-            backend::open(kind, &self.options)
+            devices::open(kind, &self.options)
                 .map(Opened::Device)
                 .map_err(failed)
         };
@@ -216,7 +217,7 @@ impl Placement {
                 let mut faults = Vec::new();
                 let mut taken = None;
                 for kind in self.candidates() {
-                    match backend::open(kind, &self.options) {
+                    match devices::open(kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => {
                             taken = Some(b);
                             break;
@@ -320,7 +321,7 @@ impl Placement {
         let mut taken = None;
         for kind in kinds {
             let found =
-                backend::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
+                devices::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
             match found {
                 Ok(caps) if caps.kind != DeviceKind::Cpu => return Ok(caps),
                 Ok(caps) => taken = taken.or(Some(caps)),
@@ -340,7 +341,7 @@ impl Placement {
 
 /// Whether the best device of a backend runs kernels on the processor.
 fn runs_on_cpu(kind: BackendKind) -> bool {
-    let best = backend::list(kind).and_then(|all| backend::pick(all, None));
+    let best = devices::list(kind).and_then(|all| backend::pick(all, None));
     best.is_ok_and(|caps| caps.kind == DeviceKind::Cpu)
 }
 
@@ -426,7 +427,7 @@ mod tests {
         let [note] = notes(&driver).try_into().unwrap();
         assert_carries(&note, &["opencl", "--backend cpu"]);
         assert_eq!(notes(&Caps::generic_gpu()), []);
-        let native = backend::list(BackendKind::Cpu).unwrap();
+        let native = devices::list(BackendKind::Cpu).unwrap();
         assert!(native.iter().all(|caps| notes(caps).is_empty()));
         assert_eq!(Placement::default().notes(None), []);
     }

@@ -7,12 +7,13 @@
 pub mod store;
 
 use crate::backend::kernel::image::{ImageKind, Images, Pixel};
-use crate::backend::kernel::{Feature, Features, Kernel, KernelSpec};
+use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, TensorCores,
     View,
 };
 use crate::fmt::quantity;
+use crate::kernels::probe::{COPY, DOT, HALF, MATRIX, READ, SINGLE};
 use crate::num;
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
@@ -77,24 +78,15 @@ impl Peaks {
     }
 }
 
-static COPY: Kernel =
-    crate::kernel!("probe_copy" { count, each, next: U32 } [x: In Uint4, y: Out Uint4]).linear();
-static READ: Kernel =
-    crate::kernel!("probe_read" { count, each, next: U32 } [x: In Uint4, y: Out Uint]).linear();
-static SINGLE: Kernel =
-    crate::kernel!("probe_f32" { rounds: U32; factor, addend: F32 } [y: Out Single]).linear();
-static HALF: Kernel = crate::kernel!("probe_f16" { rounds: U32; factor, addend: F32 } [y: Out Single])
-    .linear()
-    .with_features(Features::all(&[Feature::F16]));
-static DOT: Kernel = crate::kernel!("probe_dot" { rounds, factor: U32 } [y: Out Single]).linear();
-static MATRIX: Kernel = crate::kernel!("probe_matrix" { rounds: U32; factor, addend: F32 } [y: Out Single])
-    .with_features(Features {
-        opencl_c: &[Feature::TensorCores],
-        wgsl: &[Feature::TensorCores, Feature::F16],
-    });
-
 /// The kernels of this module.
-pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
+pub const KERNELS: &[&Kernel] = &[
+    &COPY.kernel,
+    &READ.kernel,
+    &SINGLE.kernel,
+    &HALF.kernel,
+    &DOT.kernel,
+    &MATRIX.kernel,
+];
 
 /// Measurements of a device. [`Probe::not_measured`] explains a rate that is `None`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ pub use values::{assert_carries, assert_error, assert_usage, carries};
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[track_caller]
 pub fn has_device(kind: BackendKind) -> bool {
-    let why = match backend::list(kind) {
+    let why = match crate::devices::list(kind) {
         Ok(all) if !all.is_empty() => return true,
         Ok(_) => "the driver lists none".to_owned(),
         Err(e) => e.to_string(),

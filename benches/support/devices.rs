@@ -1,6 +1,7 @@
 //! The backends that benchmarks run on.
 
 use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::devices;
 
 /// The backends that have a device. Panics where `REQUIRE_BACKENDS`, a list with commas, names one
 /// that has none.
@@ -8,7 +9,7 @@ pub fn backends() -> Vec<BackendKind> {
     let mut found = Vec::new();
     let mut missing = Vec::new();
     for kind in BackendKind::compiled() {
-        match backend::list(kind) {
+        match devices::list(kind) {
             Ok(all) if !all.is_empty() => found.push(kind),
             Ok(_) => missing.push((kind.to_string(), "the driver lists no device".to_owned())),
             Err(e) => missing.push((kind.to_string(), e.to_string())),

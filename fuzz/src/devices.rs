@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, isa::Isa};
 use transformer_lite::unstable::cache::Store;
 use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::onnx::proto::ModelProto;
 use transformer_lite::unstable::runner::{Named, Runner, compare};
 use transformer_lite::unstable::tensor::HostTensor;
@@ -89,7 +90,7 @@ fn against_host(data: &[u8], kind: BackendKind, open: &OpenOptions) {
     if is_wild {
         wild(&mut given, &mut random);
     }
-    let device = backend::open(kind, open).expect("the device is there");
+    let device = devices::open(kind, open).expect("the device is there");
     let cancel = Cancel::default();
     let found =
         Runner::load(&path, Some(device), &options).and_then(|mut runner| runner.run(&given, &cancel));

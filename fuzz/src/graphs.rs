@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions};
 use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::onnx::proto::TensorProto;
 use transformer_lite::unstable::graph::onnx::type_code;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
@@ -49,7 +50,7 @@ fn against_host(data: &[u8], kind: BackendKind, open: &OpenOptions) {
     let cancel = Cancel::default();
     let run = |device| Runner::load(&path, device, &options)?.run(&made.inputs, &cancel);
     let wanted = run(None);
-    let device = backend::open(kind, open).expect("the device is there");
+    let device = devices::open(kind, open).expect("the device is there");
     let found = run(Some(device));
     let operators = || made.operators().join(", ");
     match (found, wanted) {

@@ -277,16 +277,9 @@ fn build_ahead<'a, T: Send>(
     built
 }
 
-/// The functions by which a backend lists the capabilities of its devices and opens one of them.
-struct Driver {
-    list: fn() -> Result<Vec<Caps>, BackendError>,
-    open: fn(&OpenOptions) -> Result<Box<dyn Backend>, BackendError>,
-}
-
-/// Declares the backends. Each line gives the variant of [`BackendKind`], the module that contains
-/// `DRIVER`, the name, which is also the name of the Cargo feature, and a description for users.
+/// Declares the backends. Each line gives the variant of [`BackendKind`], the name, which is also the name of the Cargo feature, and a description for users.
 macro_rules! backends {
-    ($($(#[$doc:meta])* $kind:ident = $module:ident $name:tt $about:literal;)*) => {
+    ($($(#[$doc:meta])* $kind:ident = $name:tt $about:literal;)*) => {
         /// A backend.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum BackendKind {
@@ -311,15 +304,10 @@ macro_rules! backends {
                 }
             }
 
-            /// The backend's driver; `None` if the backend is not part of this build.
-            const fn driver(self) -> Option<&'static Driver> {
+            /// Whether the backend is part of this build.
+            pub const fn is_compiled(self) -> bool {
                 match self {
-                    $(
-                        #[cfg(feature = $name)]
-                        Self::$kind => Some(&$module::DRIVER),
-                        #[cfg(not(feature = $name))]
-                        Self::$kind => None,
-                    )*
+                    $(Self::$kind => cfg!(feature = $name),)*
                 }
             }
         }
@@ -328,24 +316,17 @@ macro_rules! backends {
 
 backends! {
     /// OpenCL 1.2 or later, loaded at run time.
-    OpenCl = opencl "opencl" "OpenCL";
+    OpenCl = "opencl" "OpenCL";
     /// WGSL (WebGPU) through wgpu.
-    Wgpu = wgpu "wgpu" "Vulkan, Metal or Direct3D 12 through wgpu";
+    Wgpu = "wgpu" "Vulkan, Metal or Direct3D 12 through wgpu";
     /// Kernels of this library on the processor.
-    Cpu = cpu "cpu" "native kernels on the CPU, which need no driver";
+    Cpu = "cpu" "native kernels on the CPU, which need no driver";
 }
 
 impl BackendKind {
     /// Backends of this build, in order of preference.
     pub fn compiled() -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|kind| kind.driver().is_some())
-    }
-
-    fn linked(self) -> Result<&'static Driver, BackendError> {
-        self.driver().ok_or_else(|| BackendError::NoDriver {
-            backend: self.name(),
-            why: format!("not part of this build; rebuild with `--features {self}`"),
-        })
+        Self::ALL.into_iter().filter(|kind| kind.is_compiled())
     }
 }
 
@@ -353,11 +334,6 @@ impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
-}
-
-/// Lists the capabilities of every device of one backend without opening the devices for work.
-pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
-    (kind.linked()?.list)()
 }
 
 /// The devices, each with a unique name `NAME#N` that [`OpenOptions::device`] accepts.
@@ -368,16 +344,7 @@ pub fn numbered(all: &[Caps]) -> impl Iterator<Item = (String, &Caps)> {
     })
 }
 
-/// Opens a device of `kind`.
-pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>, BackendError> {
-    let driver = kind.linked()?;
-    match options.only_on() {
-        Some((only, refusal)) if only != kind => Err(refusal),
-        _ => (driver.open)(options),
-    }
-}
-
-/// The device in `all` that [`open`] would choose.
+/// The device in `all` that [`open`](crate::devices::open) would choose.
 pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendError> {
     let i = choose(&all, device)?;
     Ok(all.swap_remove(i))

@@ -7,7 +7,7 @@ use crate::num::{self, max_nan};
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 
-static KERNEL: Kernel = crate::kernel!("probe_special" { count: U32 } [x: In, y: Out]).linear();
+static KERNEL: Kernel = crate::kernel!("probe/probe_special" { count: U32 } [x: In, y: Out]).linear();
 
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&KERNEL];
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn every_device_here_keeps_special_numbers() {
         for kind in BackendKind::compiled() {
-            if let Ok(mut backend) = backend::open(kind, &OpenOptions::default()) {
+            if let Ok(mut backend) = crate::devices::open(kind, &OpenOptions::default()) {
                 assert_eq!(keeps(backend.as_mut(), None), Some(true), "{kind}");
             }
         }

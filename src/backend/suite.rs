@@ -54,7 +54,7 @@ macro_rules! backend_suite {
 pub(super) use backend_suite;
 
 pub(super) static RMS_NORM: Kernel =
-    kernel!("norm" { rows, cols: U32; epsilon: F32 } [x: In, scale: OptionalIn, y: Out]);
+    kernel!("norm/norm" { rows, cols: U32; epsilon: F32 } [x: In, scale: OptionalIn, y: Out]);
 
 /// `y[i] = w[i] * factor + y[i]` for 32-bit words.
 static SCALE: Kernel = Kernel {

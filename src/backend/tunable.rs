@@ -123,7 +123,7 @@ impl fmt::Display for Tuning {
 mod tests {
     use super::*;
 
-    static KERNEL: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
+    static KERNEL: Kernel = crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out]);
     static TUNABLE: Tunable = Tunable {
         kernel: &KERNEL,
         names: &["rows", "items"],

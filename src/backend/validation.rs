@@ -242,9 +242,9 @@ mod tests {
     use crate::tensor::DType;
     use std::collections::BTreeMap;
 
-    static TWIN: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
-    static FAST: Kernel =
-        crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]).variant_of(&TWIN, |c| c.fast_local);
+    static TWIN: Kernel = crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out]);
+    static FAST: Kernel = crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out])
+        .variant_of(&TWIN, |c| c.fast_local);
 
     fn spec(rows: i64) -> KernelSpec {
         KernelSpec {
@@ -395,8 +395,8 @@ mod tests {
 
     #[test]
     fn a_checksum_is_of_all_that_a_program_is_made_of() {
-        static SINGLE: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out Single]);
-        static FIELDS: Kernel = crate::kernel!("softmax" { rows: U32 } [x: In, y: Out]);
+        static SINGLE: Kernel = crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out Single]);
+        static FIELDS: Kernel = crate::kernel!("reduce/softmax" { rows: U32 } [x: In, y: Out]);
         assert_eq!(TWIN.checksum(), FAST.checksum(), "the same programs");
         for other in [&SINGLE, &FIELDS] {
             assert_ne!(
@@ -479,18 +479,19 @@ mod tests {
 
     #[test]
     fn a_form_is_taken_or_left_by_itself() {
-        static FORMS: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]).with_forms(&[
-            Form {
-                define: "WIDE",
-                needs: |c| c.fast_local,
-                features: Features::NONE,
-            },
-            Form {
-                define: "ROWS",
-                needs: |_| true,
-                features: Features::NONE,
-            },
-        ]);
+        static FORMS: Kernel = crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out])
+            .with_forms(&[
+                Form {
+                    define: "WIDE",
+                    needs: |c| c.fast_local,
+                    features: Features::NONE,
+                },
+                Form {
+                    define: "ROWS",
+                    needs: |_| true,
+                    features: Features::NONE,
+                },
+            ]);
         let generic = DeviceProfile::generic_gpu();
         let mut able = DeviceProfile {
             fast_local: true,

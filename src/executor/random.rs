@@ -5,17 +5,14 @@ use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Command, Launch, View};
 use crate::graph::op::gather_e0m::GatherE0m;
 use crate::graph::{Graph, ValueId};
+use crate::kernels::probe::RANDOM;
 use crate::lower::WeightKey;
 use crate::num;
 use crate::tensor::DType;
 use std::collections::BTreeMap;
 
-static KERNEL: Kernel =
-    crate::kernel!("random" { pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32 } [y: Out])
-        .linear();
-
 /// The kernels of this module.
-pub const KERNELS: &[&Kernel] = &[&KERNEL];
+pub const KERNELS: &[&Kernel] = &[&RANDOM.kernel];
 
 /// Source of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +110,7 @@ const WORKGROUP: u32 = 64;
 fn spec(numbers: Numbers) -> KernelSpec {
     let bits = (numbers == Numbers::Words).then_some(("BITS", 1));
     KernelSpec {
-        kernel: &KERNEL,
+        kernel: &RANDOM,
         workgroup: WORKGROUP,
         defines: bits.into_iter().collect(),
         operands: vec![Some(numbers.dtype())],

@@ -3,7 +3,7 @@
 use crate::backend::kernel::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::image::ImageKind;
 use crate::backend::kernel::subgroup_size;
-use crate::backend::kernel::{self, Arg, Kernel, KernelSpec, OperandOf, Signature, TypedKernel};
+use crate::backend::kernel::{self, Arg, Kernel, KernelSpec, OperandOf, Stage, Symbolic, TypedKernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::ValueId;
 use crate::shape::Dim;
@@ -94,11 +94,28 @@ impl From<f32> for Field {
     }
 }
 
-/// The arguments of a kernel: a struct that [`kernel!`](crate::kernel) declares, with a field for
-/// each operand and parameter.
-pub trait Arguments: Signature {
-    /// The operands and the parameter values, both in the order of declaration.
-    fn into_parts(self) -> (Vec<Option<Operand>>, Vec<Field>);
+/// The arguments of a dispatch that is planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned;
+
+impl Stage for Planned {
+    type Operand = Operand;
+    type U32 = Dim;
+    type I32 = Dim;
+    type F32 = f32;
+}
+
+impl Symbolic for Planned {
+    type Field = Field;
+    fn of_u32(value: Dim) -> Field {
+        value.into()
+    }
+    fn of_i32(value: Dim) -> Field {
+        value.into()
+    }
+    fn of_f32(value: f32) -> Field {
+        value.into()
+    }
 }
 
 /// A dispatch of a kernel with arguments `A`, under construction.

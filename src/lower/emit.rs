@@ -1,10 +1,10 @@
 //! Emits dispatches.
 
 use super::collected::Emitted;
-use super::{Arguments, Call, Dispatch, Location, LowerCx, Operand, WithOperands};
+use super::{Call, Dispatch, Location, LowerCx, Operand, Planned, WithOperands};
 use crate::backend::KernelCode;
 use crate::backend::kernel::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, Arg};
+use crate::backend::kernel::{self, Arg, Arguments, Signature};
 use crate::graph::ValueId;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::num;
@@ -117,7 +117,7 @@ impl LowerCx<'_> {
     }
 
     /// Emits a dispatch with these arguments and, if set, the epilogue.
-    pub fn emit<A: Arguments>(&mut self, call: Call<A>, args: A) -> OpResult<()> {
+    pub fn emit<A: Signature>(&mut self, call: Call<A>, args: A::On<Planned>) -> OpResult<()> {
         let mut dispatch = call.dispatch;
         (dispatch.operands, dispatch.fields) = args.into_parts();
         self.emit_dispatch(dispatch, call.epilogue, &call.vec4)

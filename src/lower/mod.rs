@@ -15,7 +15,7 @@ mod views;
 
 pub use crate::backend::{DeviceProfile, TensorCores};
 pub(crate) use call::Dispatch;
-pub use call::{Arguments, Block, Call, Field, Location, Operand, WithOperands};
+pub use call::{Block, Call, Field, Location, Operand, Planned, WithOperands};
 pub use collected::Condition;
 pub(crate) use collected::{Collected, LiveTable};
 pub use context::LowerCx;

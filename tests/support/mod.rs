@@ -25,6 +25,7 @@ use transformer_lite::unstable::backend::KernelCode;
 use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::Language;
 use transformer_lite::unstable::backend::{self, Backend, BackendError, BackendKind, Caps, DeviceKind};
+use transformer_lite::unstable::devices;
 
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
 use transformer_lite_convert::models;
@@ -246,7 +247,7 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     for kind in BackendKind::compiled() {
         let before = found.len();
         let mut why = "the driver lists no device".to_owned();
-        match backend::list(kind) {
+        match devices::list(kind) {
             Err(e) => why = e.to_string(),
             Ok(all) => {
                 for caps in all {
@@ -346,7 +347,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Device {
     fn open(kind: BackendKind, options: backend::OpenOptions) -> Result<Self, BackendError> {
-        let backend = backend::open(kind, &options)?;
+        let backend = devices::open(kind, &options)?;
         let caps = backend.caps().clone();
         let [first, second]: [Seat; 2] = Default::default();
         first.backend.get_or_init(|| Arc::new(Mutex::new(backend)));
@@ -400,7 +401,7 @@ impl Device {
     /// A backend for one executor. Its buffers and recordings are freed with it.
     pub fn share(&self) -> Shared {
         let open = || {
-            let opened = backend::open(self.kind, &self.options);
+            let opened = devices::open(self.kind, &self.options);
             Arc::new(Mutex::new(opened.expect("the device was opened before")))
         };
         Shared::new(self.seat().backend.get_or_init(open).clone(), self.caps.clone())

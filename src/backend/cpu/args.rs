@@ -1,6 +1,6 @@
 //! What a kernel gets from a dispatch: memory of operands, parameters, and where results go.
 
-use crate::backend::kernel::{FieldTy, KernelSpec};
+use crate::backend::kernel::{Concrete, KernelSpec, Signature, Stage};
 use crate::tensor::DType;
 use bytemuck::Pod;
 use half::f16;
@@ -88,58 +88,28 @@ impl Memory {
     }
 }
 
-/// Parameters and operands of a kernel, as `arguments!` declares them.
-pub trait Arguments: Sized + Sync {
-    /// Name and type of each parameter, in order.
-    const PARAMS: &'static [(&'static str, FieldTy)];
-    /// Names of the operands, in order.
-    const OPERANDS: &'static [&'static str];
-    /// Takes the words of the parameter struct, and the operands in the order of the descriptor;
-    /// `None` if some are missing.
-    fn read(words: &[u32], operands: &[Option<Memory>]) -> Option<Self>;
-    /// Sets the number of work-groups. Only kernels that measure devices need it.
-    fn set_grid(&mut self, grid: [u32; 3]) {
-        let _unused = grid;
+/// The arguments of a native kernel: the operands are memory, and the parameters numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound;
+
+impl Stage for Bound {
+    type Operand = Memory;
+    type U32 = usize;
+    type I32 = i32;
+    type F32 = f32;
+}
+
+impl Concrete for Bound {
+    fn to_u32(word: u32) -> usize {
+        word as usize
+    }
+    fn to_i32(word: u32) -> i32 {
+        word.cast_signed()
+    }
+    fn to_f32(word: u32) -> f32 {
+        f32::from_bits(word)
     }
 }
-
-/// Declares the arguments of a kernel with the names and the order of its descriptor (`kernel!`).
-macro_rules! arguments {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($($param:ident),+: $ty:ident);* $(;)? } [ $($operand:ident: $role:ident),* $(,)? ]) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug)]
-        #[allow(dead_code, reason = "a kernel may ignore parameters for GPUs")]
-        $vis struct $name {
-            $($(pub $param: $crate::backend::cpu::args::arguments!(@param $ty),)+)*
-            $(pub $operand: $crate::backend::cpu::args::arguments!(@operand $role),)*
-        }
-        impl $crate::backend::cpu::args::Arguments for $name {
-            const PARAMS: &'static [(&'static str, $crate::backend::kernel::FieldTy)] =
-                &[$($((stringify!($param), $crate::backend::kernel::FieldTy::$ty)),+),*];
-            const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
-            #[allow(unused_mut, unused_variables, reason = "there may be no parameters")]
-            fn read(words: &[u32], operands: &[Option<$crate::backend::cpu::args::Memory>]) -> Option<Self> {
-                let (mut words, mut operands) = (words.iter().copied(), operands.iter().copied());
-                Some(Self {
-                    $($($param: $crate::backend::cpu::args::arguments!(@read $ty words.next()?),)+)*
-                    $($operand: $crate::backend::cpu::args::arguments!(@take $role operands.next()?),)*
-                })
-            }
-        }
-    };
-    (@param U32) => { usize };
-    (@param I32) => { i32 };
-    (@param F32) => { f32 };
-    (@read U32 $w:expr) => { $w as usize };
-    (@read I32 $w:expr) => { $w as i32 };
-    (@read F32 $w:expr) => { f32::from_bits($w) };
-    (@operand Optional) => { Option<$crate::backend::cpu::args::Memory> };
-    (@operand $role:ident) => { $crate::backend::cpu::args::Memory };
-    (@take Optional $w:expr) => { $w };
-    (@take $role:ident $w:expr) => { $w? };
-}
-
-pub(crate) use arguments;
 
 /// Bounds that change nothing.
 pub const UNBOUNDED: [f32; 2] = [f32::NEG_INFINITY, f32::INFINITY];
@@ -293,7 +263,8 @@ impl Scratch {
 
 /// A kernel for one spec: element types, defines and instruction set are resolved.
 pub trait Kernel: Sized + Send + Sync + 'static {
-    type Args: Arguments;
+    /// The declared arguments of the descriptor.
+    type Signature: Signature<On<Bound>: Sync>;
     /// Names of the operands that may hold halves (f16). All others hold 32-bit words.
     const HALVES: &'static [&'static str] = &[];
     /// Names of the operands that may hold 64-bit integers.
@@ -306,7 +277,7 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// Whether the operands have all elements that the kernel reads and writes, and it can run with
     /// these parameters. It is called once per dispatch and takes constant time. Kernels that check
     /// their reads and writes one by one need no check before.
-    fn fits(&self, args: &Self::Args) -> bool {
+    fn fits(&self, args: &<Self::Signature as Signature>::On<Bound>) -> bool {
         let _unused = args;
         true
     }
@@ -317,14 +288,20 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// Number of independent pieces into which the dispatch is cut for this many threads. For a
     /// matmul of one row as many as threads, of many rows about 8 per thread; 1 for less than about
     /// 20 microseconds of work.
-    fn pieces(&self, args: &Self::Args, threads: usize) -> usize;
+    fn pieces(&self, args: &<Self::Signature as Signature>::On<Bound>, threads: usize) -> usize;
+
+    /// The number of pieces for kernels that measure devices: one for each work-group of the grid.
+    fn work_groups(&self, args: &<Self::Signature as Signature>::On<Bound>, grid: [u32; 3]) -> Option<usize> {
+        let _unused = (args, grid);
+        None
+    }
 
     /// Runs piece `piece` of `pieces`.
     /// # Safety
     /// [`fits`](Self::fits) is true; each piece runs once; no other command runs at the same time.
     unsafe fn run(
         &self,
-        args: &Self::Args,
+        args: &<Self::Signature as Signature>::On<Bound>,
         store: &Store<'_>,
         piece: usize,
         pieces: usize,

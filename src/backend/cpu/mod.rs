@@ -14,8 +14,8 @@
 
 pub mod args;
 pub mod bytes;
+pub mod compiled;
 pub mod epilogue;
-pub mod kernels;
 pub mod pool;
 pub mod simd;
 
@@ -23,15 +23,14 @@ pub use super::isa;
 
 use super::kernel::{self, KernelSpec};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
-    Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since,
-    validation,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelCode, KernelId, Launch,
+    NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since, validation,
 };
 use crate::quota::{self, Reservation};
 use crate::tensor::Bytes;
 use args::Memory;
+use compiled::{Compiled, Table};
 use isa::Isa;
-use kernels::Compiled;
 use pool::Pool;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::borrow::Cow;
@@ -44,11 +43,10 @@ const NAME: &str = "cpu";
 /// Alignment of buffers and views in bytes: that of a cache line and of the longest vector.
 const ALIGN: usize = 64;
 
-/// The driver; its only device is this processor.
-pub(super) const DRIVER: Driver = Driver {
-    list: || Ok(vec![caps(Isa::best(), crate::parallel::cores())]),
-    open: |options| Ok(Box::new(Cpu::open(options)?)),
-};
+/// What this processor offers with the kernels of a table.
+pub fn list(table: &'static Table) -> Vec<Caps> {
+    vec![caps(table, Isa::best(), crate::parallel::cores())]
+}
 
 /// Memory of a buffer.
 struct Buffer {
@@ -142,6 +140,7 @@ enum Action {
 /// The processor, opened for work.
 pub struct Cpu {
     caps: Caps,
+    table: &'static Table,
     isa: Isa,
     pool: Arc<Pool>,
     buffers: HashMap<u32, Buffer>,
@@ -153,13 +152,11 @@ pub struct Cpu {
     stats: Stats,
 }
 
-fn caps(isa: Isa, threads: usize) -> Caps {
+fn caps(table: &'static Table, isa: Isa, threads: usize) -> Caps {
     let memory = crate::limits::usable_memory();
     let largest = memory.unwrap_or(isize::MAX as u64) & !3;
     let profile = DeviceProfile {
-        code: KernelCode::Native(NativeKernels {
-            has: |spec| kernels::compile(spec, Isa::best()).is_some(),
-        }),
+        code: KernelCode::Native(NativeKernels { has: table.has }),
         view_align: ALIGN as u64,
         max_view_bytes: largest,
         local_bytes: 0,
@@ -200,14 +197,14 @@ fn shared_pool(threads: usize) -> Arc<Pool> {
 }
 
 impl Cpu {
-    /// Opens the processor.
+    /// Opens the processor with the kernels of a table.
     ///
     /// # Errors
     ///
     /// [`BackendError::NoDevice`] if its name does not match the options, and
     /// [`BackendError::NotOffered`] for an instruction set that it lacks or a number of threads
     /// that is not available.
-    pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
+    pub fn open(options: &OpenOptions, table: &'static Table) -> Result<Self, BackendError> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         if !isa.is_supported() {
             let all = Isa::supported().map(Isa::name);
@@ -230,11 +227,12 @@ impl Cpu {
                 why,
             });
         }
-        let mut caps = caps(isa, threads);
+        let mut caps = caps(table, isa, threads);
         choose(std::slice::from_ref(&caps), options.device.as_deref())?;
         validation::apply(options.cache.as_deref(), &mut caps);
         Ok(Self {
             caps,
+            table,
             isa,
             pool: shared_pool(threads),
             buffers: HashMap::new(),
@@ -439,16 +437,17 @@ impl Backend for Cpu {
         if let Some(id) = self.cache.get(spec) {
             return Ok(*id);
         }
-        let compiled = kernels::compile(spec, self.isa).ok_or_else(|| BackendError::Unsuited {
-            kernel: spec.to_string(),
-            device: self.caps.device.clone(),
-            why: "there is no CPU kernel for these types and defines".to_owned(),
-        })?;
+        let compiled =
+            compiled::compile(self.table.entries, spec, self.isa).ok_or_else(|| BackendError::Unsuited {
+                kernel: spec.to_string(),
+                device: self.caps.device.clone(),
+                why: "there is no CPU kernel for these types and defines".to_owned(),
+            })?;
         let id = KernelId(crate::num::exact(self.kernels.len(), "a kernel's index")?);
         self.kernels.push(Prepared {
             spec: spec.clone(),
             compiled: compiled.into(),
-            views: kernels::views(spec),
+            views: compiled::views(spec),
         });
         self.cache.insert(spec.clone(), id);
         self.stats.compiles += 1;
@@ -507,6 +506,10 @@ impl Backend for Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn open() -> Result<Cpu, BackendError> {
+        Cpu::open(&OpenOptions::default(), &crate::kernels::cpu::TABLE)
+    }
     use crate::quota::{Exceeded, Quota};
 
     /// Bytes at a multiple of the alignment.
@@ -521,7 +524,7 @@ mod tests {
 
     #[test]
     fn shared_bytes_are_read_in_place_and_never_written() {
-        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let mut cpu = open().unwrap();
         let source: Arc<dyn Bytes> = Arc::new(Aligned(std::array::from_fn(|i| i as u8)));
         let buffer = cpu.share_buffer(&source, 64..192).unwrap();
         assert_eq!(Arc::strong_count(&source), 2);
@@ -551,11 +554,11 @@ mod tests {
 
     #[test]
     fn dispatch_with_too_small_operand_is_refused() {
-        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let mut cpu = open().unwrap();
         let buffer = cpu.create_buffer("rows", 128).unwrap();
         let spec = KernelSpec {
             operands: vec![Some(crate::tensor::DType::F32); 2],
-            ..kernels::blank()
+            ..crate::kernels::cpu::blank()
         };
         let kernel = cpu.compile(&spec).unwrap();
         let view = |offset, len| View { buffer, offset, len };
@@ -584,7 +587,7 @@ mod tests {
 
     #[test]
     fn buffers_count_under_the_limit_of_memory() {
-        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let mut cpu = open().unwrap();
         let quota = Quota::new(100, None, 0);
         let _call = quota.enter();
         let first = cpu.create_buffer("first", 60).unwrap();

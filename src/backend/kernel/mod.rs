@@ -59,7 +59,9 @@ mod wgsl;
 pub use opencl_c::{BUILD_OPTIONS, in_parts};
 pub use preprocess::excerpt;
 pub use spec::{ExpandError, ExpandReason, KernelSpec};
-pub use typed::{OperandOf, Signature, TypedKernel, with_operands};
+pub use typed::{
+    Arguments, Concrete, OperandOf, Signature, Stage, Symbolic, TypedKernel, roles, with_operands,
+};
 pub use wgsl::LINEAR;
 
 #[cfg(feature = "opencl")]

@@ -1,6 +1,7 @@
 //! Declaration of kernels with named arguments.
 
 use super::{Arg, FieldTy, Kernel};
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
@@ -11,6 +12,68 @@ pub trait Signature {
     const PARAMS: &'static [(&'static str, FieldTy)];
     /// The operands, in order.
     const OPERANDS: &'static [Arg];
+    /// The arguments of a dispatch.
+    type On<S: Stage>: Arguments<S>;
+}
+
+/// A stage at which a dispatch has arguments, with the types that they have there. `()` is the
+/// declaration, without values.
+pub trait Stage: Copy + Debug {
+    type Operand: Copy + Debug;
+    type U32: Clone + Debug;
+    type I32: Clone + Debug;
+    type F32: Clone + Debug;
+}
+
+impl Stage for () {
+    type Operand = ();
+    type U32 = ();
+    type I32 = ();
+    type F32 = ();
+}
+
+/// The type of an operand at a stage, by its [`Role`](super::Role).
+pub mod roles {
+    use super::Stage;
+
+    pub type In<S> = <S as Stage>::Operand;
+    pub type OptionalIn<S> = Option<<S as Stage>::Operand>;
+    pub type Weight<S> = <S as Stage>::Operand;
+    pub type OptionalWeight<S> = Option<<S as Stage>::Operand>;
+    pub type Out<S> = <S as Stage>::Operand;
+    pub type PartialOut<S> = <S as Stage>::Operand;
+    pub type InOut<S> = <S as Stage>::Operand;
+    pub type OptionalInOut<S> = Option<<S as Stage>::Operand>;
+}
+
+/// The stage at which a dispatch is planned: its parameters become fields that each run evaluates.
+pub trait Symbolic: Stage {
+    type Field;
+    fn of_u32(value: Self::U32) -> Self::Field;
+    fn of_i32(value: Self::I32) -> Self::Field;
+    fn of_f32(value: Self::F32) -> Self::Field;
+}
+
+/// The stage at which a native kernel runs: its parameters are words of the parameter struct.
+pub trait Concrete: Stage {
+    fn to_u32(word: u32) -> Self::U32;
+    fn to_i32(word: u32) -> Self::I32;
+    fn to_f32(word: u32) -> Self::F32;
+}
+
+/// The arguments of a dispatch: a struct that [`kernel!`](crate::kernel) declares, with a field for
+/// each operand and parameter.
+pub trait Arguments<S: Stage>: Sized {
+    /// The operands and the parameters, both in the order of declaration.
+    fn into_parts(self) -> (Vec<Option<S::Operand>>, Vec<S::Field>)
+    where
+        S: Symbolic;
+
+    /// Takes the words of the parameter struct and the operands, both in the order of declaration;
+    /// `None` if some are missing.
+    fn read(words: &[u32], operands: &[Option<S::Operand>]) -> Option<Self>
+    where
+        S: Concrete;
 }
 
 /// A kernel and the type of its arguments.
@@ -94,25 +157,25 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 ///
 /// ```ignore
 /// kernel! {
-///     static KERNEL: TypedKernel<Args> = "trilu" {
+///     pub static KERNEL: TypedKernel<Args> = "movement/trilu" {
 ///         count, rows, cols: U32; diagonal: I32
 ///     } [x: In, y: Out]
 /// }
 /// ```
 ///
-/// The name is that of the source files, and of the function in them; those of a variant are in
-/// `variants/`. An operand has a [`Role`](crate::backend::kernel::Role) and a
+/// The text is the path of the source files in `cl/` and `shaders/`. Its last part is the name of
+/// the kernel and of the function in the sources. An operand has a [`Role`](crate::backend::kernel::Role) and a
 /// [`Ty`](crate::backend::kernel::Ty), `Elem` by default.
 ///
 /// The macro also declares `Args`, a structure with a field for each operand and parameter.
-/// [`LowerCx::emit`](crate::lower::LowerCx::emit) takes it, and `Args::x` names operand `x`
-/// to [`Call`](crate::lower::Call).
+/// [`LowerCx::emit`](crate::lower::LowerCx::emit) takes `Args<Planned>`, a native kernel
+/// `Args<Bound>`. `Args::x` names operand `x` to [`Call`](crate::lower::Call).
 ///
 /// A kernel with the same arguments as another one names their type and, after `with`, the operands
-/// with another role or type: `static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y:
+/// with another role or type: `static TILED: TypedKernel<Args> = "matmul/matmul_tiled" with [y:
 /// PartialOut Single]`. Methods of `Kernel` may follow, such as `variant_of`.
 ///
-/// `kernel!("softmax" { rows, cols: U32 } [x: In, y: Out])` is a `Kernel` without a type of
+/// `kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out])` is a `Kernel` without a type of
 /// arguments, for code that does not use a `Call`.
 ///
 /// After `native`, the kernel has no source: only a backend with
@@ -128,11 +191,11 @@ macro_rules! kernel {
         $($methods:tt)*
     ) => {
         #[doc = concat!("Arguments of the kernel `", $name, "`.")]
-        #[derive(Clone, Debug)]
+        #[derive(Clone, Copy, Debug)]
         #[allow(missing_docs, reason = "the names are those of the kernel's source")]
-        $vis struct $args {
-            $(pub $operand: $crate::kernel!(@operand $role),)*
-            $($(pub $param: $crate::kernel!(@param $param_ty),)+)*
+        $vis struct $args<S: $crate::unstable::backend::kernel::Stage = ()> {
+            $(pub $operand: $crate::unstable::backend::kernel::roles::$role<S>,)*
+            $($(pub $param: S::$param_ty,)+)*
         }
 
         #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
@@ -146,13 +209,29 @@ macro_rules! kernel {
                 $crate::kernel!(@params $($($param: $param_ty,)+)*);
             const OPERANDS: &'static [$crate::unstable::backend::kernel::Arg] =
                 $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
+            type On<S: $crate::unstable::backend::kernel::Stage> = $args<S>;
         }
 
-        impl $crate::unstable::lower::Arguments for $args {
-            fn into_parts(
-                self,
-            ) -> (Vec<Option<$crate::unstable::lower::Operand>>, Vec<$crate::unstable::lower::Field>) {
-                (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
+        impl<S: $crate::unstable::backend::kernel::Stage> $crate::unstable::backend::kernel::Arguments<S>
+            for $args<S>
+        {
+            fn into_parts(self) -> (Vec<Option<S::Operand>>, Vec<S::Field>)
+            where
+                S: $crate::unstable::backend::kernel::Symbolic,
+            {
+                (vec![$(self.$operand.into(),)*], vec![$($($crate::kernel!(@put $param_ty S, self.$param),)+)*])
+            }
+
+            #[allow(unused_mut, unused_variables, reason = "there may be no parameters")]
+            fn read(words: &[u32], operands: &[Option<S::Operand>]) -> Option<Self>
+            where
+                S: $crate::unstable::backend::kernel::Concrete,
+            {
+                let (mut words, mut operands) = (words.iter().copied(), operands.iter().copied());
+                Some(Self {
+                    $($($param: $crate::kernel!(@read $param_ty S, words.next()?),)+)*
+                    $($operand: $crate::kernel!(@take $role operands.next()?),)*
+                })
             }
         }
 
@@ -236,10 +315,14 @@ macro_rules! kernel {
     };
     (@ty) => { $crate::unstable::backend::kernel::Ty::Elem };
     (@ty $ty:ident) => { $crate::unstable::backend::kernel::Ty::$ty };
-    (@operand OptionalIn) => { Option<$crate::unstable::lower::Operand> };
-    (@operand OptionalWeight) => { Option<$crate::unstable::lower::Operand> };
-    (@operand OptionalInOut) => { Option<$crate::unstable::lower::Operand> };
-    (@operand $role:ident) => { $crate::unstable::lower::Operand };
-    (@param F32) => { f32 };
-    (@param $ty:ident) => { $crate::unstable::shape::Dim };
+    (@take OptionalIn $operand:expr) => { $operand };
+    (@take OptionalWeight $operand:expr) => { $operand };
+    (@take OptionalInOut $operand:expr) => { $operand };
+    (@take $role:ident $operand:expr) => { $operand? };
+    (@put U32 $stage:ident, $value:expr) => { $stage::of_u32($value) };
+    (@put I32 $stage:ident, $value:expr) => { $stage::of_i32($value) };
+    (@put F32 $stage:ident, $value:expr) => { $stage::of_f32($value) };
+    (@read U32 $stage:ident, $word:expr) => { $stage::to_u32($word) };
+    (@read I32 $stage:ident, $word:expr) => { $stage::to_i32($word) };
+    (@read F32 $stage:ident, $word:expr) => { $stage::to_f32($word) };
 }

@@ -24,8 +24,8 @@ mod tests;
 use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, Driver, KernelId, Launch, OpenOptions, PackedDot,
-    Priority, RecordingId, Stats, View, build_ahead, choose, validation,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
+    RecordingId, Stats, View, build_ahead, choose, validation,
 };
 use crate::cache::Store;
 pub use build::PARTS_DIFFER;
@@ -40,11 +40,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Devices are the usable ones of every platform.
-pub(super) const DRIVER: Driver = Driver {
-    list: || Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect()),
-    open: |options| Ok(Box::new(OpenCl::open(options)?)),
-};
+/// The devices: the usable ones of every platform.
+pub fn list() -> Result<Vec<Caps>, BackendError> {
+    Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
+}
 
 /// How a kernel sees a range of a buffer: as bytes (`None`) or as pixels.
 type ViewKind = Option<(ImageKind, Pixel)>;

@@ -16,7 +16,7 @@ mod tests;
 use super::device_presets::Family;
 use super::kernel::Language;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelCode, KernelId,
     KernelSpec, Launch, TensorCores,
 };
 use super::{
@@ -180,11 +180,10 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
     }
 }
 
-/// Devices are the adapters of Vulkan, Metal and Direct3D 12.
-pub(super) const DRIVER: Driver = Driver {
-    list: || Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect()),
-    open: |options| Ok(Box::new(Wgpu::open(options)?)),
-};
+/// The devices: the adapters of Vulkan, Metal and Direct3D 12.
+pub fn list() -> Result<Vec<Caps>, BackendError> {
+    Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect())
+}
 
 fn keeps_pipelines(adapter: &::wgpu::Adapter) -> bool {
     adapter.features().contains(::wgpu::Features::PIPELINE_CACHE)

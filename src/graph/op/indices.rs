@@ -5,16 +5,10 @@
 
 use super::{OpResult, as_usize, pointwise};
 use crate::graph::bounds::Bounds;
+use crate::kernels::check_indices::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::Dim;
-
-crate::kernel! {
-    pub(super) static KERNEL: TypedKernel<Args> = "check_indices" {
-        count, columns: U32; n0, n1, n2, n3, code: I32
-    } [x: In, fault: PartialOut Single]
-    .linear()
-}
 
 /// Operand `i`, whose elements are indices of axes with these sizes, as 32-bit integers for
 /// kernels. Adds a check unless bounds make it unnecessary. Negative indices count from the end. If

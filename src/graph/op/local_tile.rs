@@ -141,7 +141,7 @@ mod tests {
 
     /// For a kernel of these tiles.
     fn tile_of(device: &DeviceProfile, extent: Extent) -> Option<LocalTile> {
-        LocalTile::of(&crate::graph::op::matmul::TILED, device, extent)
+        LocalTile::of(&crate::kernels::matmul::TILED, device, extent)
     }
 
     fn device(compute_units: u32) -> DeviceProfile {

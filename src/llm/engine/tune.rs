@@ -566,7 +566,7 @@ mod tests {
     }
 
     static KERNEL: crate::backend::kernel::Kernel =
-        crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
+        crate::kernel!("reduce/softmax" { rows, cols: U32 } [x: In, y: Out]);
 
     #[test]
     fn what_was_not_measured_again_stays() {

@@ -5,6 +5,7 @@ use super::{Outcome, decoder, tokens};
 use std::path::Path;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, ReplayMode, Stats};
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
@@ -16,7 +17,7 @@ const CONTEXT: usize = 160;
 
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
-    let backend = backend::open(BackendKind::OpenCl, options).text()?;
+    let backend = devices::open(BackendKind::OpenCl, options).text()?;
     let decoder = decoder(model, &Target::DEVICE, Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &SequenceConfig::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
@@ -46,7 +47,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
     }
     let mut ways = vec![(ReplayMode::Off, 1)];
     for way in [ReplayMode::CommandBuffer, ReplayMode::Qcom] {
-        if backend::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
+        if devices::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
             ways.extend([(way, 0), (way, 1)]);
         }
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tlite::files::picture;
 use transformer_lite::unstable::backend::{self, Backend, BackendKind};
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
 use transformer_lite::{Cancel, DType, HostTensor};
 
@@ -85,11 +86,11 @@ impl Common {
         let options = backend::OpenOptions::of(self.device.as_deref());
         match self.backend {
             On::Host => Ok(None),
-            On::Opencl => Ok(Some(backend::open(BackendKind::OpenCl, &options)?)),
-            On::Wgpu => Ok(Some(backend::open(BackendKind::Wgpu, &options)?)),
+            On::Opencl => Ok(Some(devices::open(BackendKind::OpenCl, &options)?)),
+            On::Wgpu => Ok(Some(devices::open(BackendKind::Wgpu, &options)?)),
             On::Auto => {
                 let mut kinds = BackendKind::compiled();
-                Ok(kinds.find_map(|kind| backend::open(kind, &options).ok()))
+                Ok(kinds.find_map(|kind| devices::open(kind, &options).ok()))
             }
         }
     }

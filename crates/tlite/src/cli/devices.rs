@@ -13,6 +13,7 @@ use transformer_lite::unstable::backend::{
     self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, special,
 };
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::probe::{self, Probe, store};
@@ -218,7 +219,7 @@ fn report(
 /// list but cannot make, and NaN and infinities. `name` is unique.
 fn listed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> Row {
     let mut row = Row::from(caps);
-    match backend::open(kind, &OpenOptions::of(Some(name))) {
+    match devices::open(kind, &OpenOptions::of(Some(name))) {
         Ok(mut opened) => {
             row.images = opened.caps().profile.images;
             row.keeps_special = special::keeps(opened.as_mut(), store);
@@ -255,7 +256,7 @@ fn measured(
     store: Option<&Store>,
 ) -> Result<(Caps, Vec<String>, Probe)> {
     let failed = |e| Error::device(Stage::Run, format!("opening {}", caps.device), e);
-    let mut backend = backend::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
+    let mut backend = devices::open(kind, &OpenOptions::of(Some(name))).map_err(failed)?;
     note(&format!("measuring {}", caps.device));
     let keeps_special = special::keeps(backend.as_mut(), store);
     let probe = probe::measure(backend.as_mut());
@@ -412,7 +413,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         &|kind, name, caps| listed(kind, name, caps, store.as_ref())
     };
-    let mut report = report(backend::list, args.device.as_deref(), row)?;
+    let mut report = report(devices::list, args.device.as_deref(), row)?;
     match store.as_ref().map_or_else(|| Ok(Vec::new()), Store::quarantined) {
         Ok(lists) => report.add_quarantined(&lists),
         Err(e) => note(&e.chain()),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{
     self, Backend, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
 };
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
@@ -104,7 +105,7 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
     }
     let (mut found, mut absent) = (Vec::new(), Vec::new());
     for kind in BackendKind::compiled() {
-        let all = match backend::list(kind) {
+        let all = match devices::list(kind) {
             Ok(all) => all,
             Err(e) => {
                 absent.push(e.to_string());
@@ -116,7 +117,7 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
                 device: Some(name),
                 ..place.options.clone()
             };
-            match backend::open(kind, &options) {
+            match devices::open(kind, &options) {
                 Ok(backend) => found.push(backend),
                 Err(e) => absent.push(format!("{kind}: {}: {e}", caps.device)),
             }

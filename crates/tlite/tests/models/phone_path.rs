@@ -32,6 +32,7 @@ use std::sync::{Arc, OnceLock};
 use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::devices;
 
 /// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow
 /// device.
@@ -46,7 +47,7 @@ pub fn trials(suite: &mut Suite) {
     if model.is_none() {
         suite.not_set("TLITE_TEST_MODEL_DIR names no folder with a model");
     }
-    if let Err(e) = backend::list(BackendKind::OpenCl) {
+    if let Err(e) = devices::list(BackendKind::OpenCl) {
         suite.no_device(&tlite_testing::Missing {
             backend: BackendKind::OpenCl.to_string(),
             why: e.to_string(),

@@ -15,78 +15,20 @@
 
 mod lower;
 
-use crate::backend::kernel::{Feature, Features, Language, MASK_MIN};
+use crate::backend::kernel::MASK_MIN;
 use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::case::{Case, given, input};
 use crate::graph::op::paged_attention::PagedAttention;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
 use crate::graph::rules;
+use crate::kernels::attention::{
+    Args, KERNEL, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs,
+};
 use crate::lower::LowerCx;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "attention" {
-        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
-        scale, softcap: F32;
-        parts: U32
-    } [
-        q: In, k: In, v: In, mask: OptionalIn, tiles: OptionalIn, pages: OptionalIn, live: Weight,
-        y: Out
-    ]
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Many rows, on tensor cores.
-    static TENSOR_CORES: TypedKernel<TensorCoresArgs> = "variants/attention_mma" {
-        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
-        scale, softcap: F32
-    } [
-        q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, tiles: OptionalIn,
-        pages: OptionalIn, live: Weight, y: Out
-    ]
-    .reads_grid_axes(&[1])
-    .with_features(Features {
-        opencl_c: &[Feature::TensorCores],
-        wgsl: &[Feature::TensorCores, Feature::F16],
-    })
-    .variant_of(&KERNEL.kernel, |device| {
-        device.tensor_cores.is_some() && device.max_workgroup >= TENSOR_CORE_NEEDS.0 && device.local_bytes >= TENSOR_CORE_NEEDS.1
-    })
-}
-
-crate::kernel! {
-    /// One row, or rows of several sequences, on large GPUs: one work-group per row and head.
-    static ROW: TypedKernel<RowArgs> = "variants/attention_row" {
-        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
-        scale, softcap: F32;
-        splits, tile_count: U32
-    } [
-        q: In Uint4, k: In Uint4, v: In Uint4, mask: OptionalIn, tiles: OptionalIn,
-        pages: OptionalIn, live: Weight, y: Out,
-        found: OptionalInOut Uint, counts: OptionalInOut Uint
-    ]
-    .with_features(Features {
-        opencl_c: &[Feature::TensorCores],
-        ..Features::NONE
-    })
-    .variant_of(&KERNEL.kernel, |device| {
-        // In OpenCL C with PTX; in WGSL wherever local memory is fast.
-        let able = device.tensor_cores.is_some() || device.language() == Some(Language::Wgsl) && device.fast_local;
-        able && device.max_workgroup >= ROW_ITEMS && device.local_bytes >= 19 << 10
-    })
-    .finite_halves()
-}
-
-crate::kernel! {
-    static MERGE: TypedKernel<MergeArgs> = "attention_merge" {
-        vectors, splits: U32
-    } [x: In, y: Out]
-    .finite_halves()
-}
 
 /// A single query is split over its keys if there can be more than this.
 pub const UNSPLIT: i64 = 256;
@@ -102,13 +44,6 @@ const MAX_HEAD: i64 = 512;
 pub fn supports_head_size(size: i64) -> bool {
     size % 2 == 0 && size <= MAX_HEAD
 }
-
-/// Work-items per work-group on tensor cores (32 of them process 16 rows, all of them a tile of
-/// [`crate::graph::op::paged_attention`]) and the local memory they use.
-const TENSOR_CORE_NEEDS: (u32, u32) = (128, 46 << 10);
-
-/// Work-items per work-group of the kernel for one row.
-const ROW_ITEMS: u32 = 256;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {

@@ -15,18 +15,11 @@ use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own,
 };
+use crate::kernels::kv_append::{Args, KERNEL};
 use crate::lower::{Call, Location, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "kv_append" {
-        count, start, row: U32
-    } [x: In, places: OptionalIn, live: Weight, state: PartialOut]
-    .linear()
-    .finite_halves()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvAppend {

@@ -12,17 +12,11 @@ use crate::graph::op::case::{Case, given, input};
 use crate::graph::op::kv_append::{check_places, destination, ring, scattered};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
+use crate::kernels::kv_append_q8::{Args, KERNEL};
 use crate::lower::{Call, Location, LowerCx};
 use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "kv_append_q8" {
-        rows, start, heads: U32
-    } [x: In, places: OptionalIn, live: Weight, state: PartialOut Uint]
-    .finite_halves()
-}
 
 /// Work-items per row of a head.
 const ITEMS: u32 = 16;

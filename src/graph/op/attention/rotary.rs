@@ -9,17 +9,10 @@
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use crate::kernels::rotary::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "rotary" {
-        count, heads, dim, angles: U32
-    } [x: In, cosine: In, sine: In, y: Out]
-    .linear()
-    .finite_halves()
-}
 
 /// Which elements of a head form a pair to rotate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,21 +13,11 @@ use crate::graph::op::kv_append::{KvAppend, destination};
 use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
+use crate::kernels::rotary_append::{Args, KERNEL};
 use crate::lower::{Call, Location, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "rotary_append" {
-        queries, count, heads, kv_heads, dim, angles, start: U32
-    } [
-        q: In, k: In, v: In, cosine: In, sine: In, places: OptionalIn, live: Weight, y: Out,
-        keys: PartialOut, values: PartialOut
-    ]
-    .linear()
-    .finite_halves()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryAppend {

@@ -12,20 +12,12 @@ use self::cases::cases;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Axis, Line, Window};
 use crate::graph::op::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::kernels::conv::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{HostTensor, product};
-
-crate::kernel! {
-    /// Convolution and transposed convolution.
-    pub(crate) static KERNEL: TypedKernel<Args> = "conv" {
-        in_h, in_w, out_h, out_w, channels, rows, outputs, tiles, first, parts, image: U32;
-        total, pad_h, pad_w: I32
-    } [x: In, w: In, bias: OptionalIn, y: PartialOut Single]
-    .finite_halves()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conv {
@@ -434,9 +426,9 @@ pub static DEF: OpDef = OpDef {
     import,
     kernels: &[
         &KERNEL.kernel,
-        &tiled::KERNEL.kernel,
-        &native::PANELS.kernel,
-        &native::DEPTHWISE.kernel,
+        &crate::kernels::conv::TILED.kernel,
+        &crate::kernels::conv::PANELS.kernel,
+        &crate::kernels::conv::DEPTHWISE.kernel,
     ],
     cases,
 };

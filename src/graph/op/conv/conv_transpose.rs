@@ -250,7 +250,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvTranspose", 1, 3)],
     import,
-    kernels: &[&conv::KERNEL.kernel],
+    kernels: &[&crate::kernels::conv::KERNEL.kernel],
     cases,
 };
 

@@ -10,16 +10,10 @@ use crate::graph::op::resize::cubic;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides,
 };
+use crate::kernels::grid_sample::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "grid_sample" {
-        count, places, channels, in_h, in_w: U32
-    } [x: In, grid: In, y: Out]
-    .linear()
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]

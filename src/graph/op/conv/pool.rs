@@ -11,18 +11,12 @@ use crate::graph::op::sizes::Sizes;
 use crate::graph::op::types::Types;
 use crate::graph::op::window::{self, AutoPad, Axis, Window};
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
-use crate::lower::{Call, LowerCx};
+use crate::kernels::pool::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "pool" {
-        count, in_h, in_w, out_h, out_w: U32; pad_h, pad_w, end_h, end_w: I32
-    } [x: In, y: Out]
-    .linear()
-}
 
 /// Reduction over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +152,7 @@ impl Op for Pool {
             Kind::Lp { p } => call.define("NORM", p),
         };
         let (count, [h, w]) = (out.count()?, &lines);
-        let args = Args {
+        let args = Args::<Planned> {
             x: cx.input(0)?,
             y: cx.output(0)?,
             in_h: h.size.clone(),

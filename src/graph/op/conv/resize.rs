@@ -501,7 +501,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Upsample", 7, 2), onnx("Resize", 10, 4)],
     import,
-    kernels: &[&lower::KERNEL.kernel],
+    kernels: &[&crate::kernels::resize::KERNEL.kernel],
     cases,
 };
 

@@ -37,7 +37,7 @@ mod tests;
 pub use crate::backend::kernel::functions::{Binary, Test, Unary};
 pub(crate) use dims::arithmetic;
 pub use legacy::AxisBroadcast;
-pub(crate) use lower::{ExprSource, KERNEL, epilogue, fill, index, stored_as};
+pub(crate) use lower::{ExprSource, epilogue, fill, index, stored_as};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
@@ -400,6 +400,6 @@ fn operands(cx: &BoundsCx<'_>) -> (Option<Vec<DType>>, Vec<Option<Bounds>>) {
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&crate::kernels::pointwise::KERNEL.kernel],
     cases: cases::cases,
 };

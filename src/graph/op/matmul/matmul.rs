@@ -15,6 +15,7 @@ use crate::graph::op::{
     pointwise,
 };
 use crate::graph::{ValueId, rules};
+use crate::kernels::matmul::{Args, KERNEL, PANELS, PanelArgs, TILED};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota::{self, Exceeded};
@@ -22,26 +23,8 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor, PANEL};
 
-crate::kernel! {
-    pub(crate) static KERNEL: TypedKernel<Args> = "matmul" {
-        m, n, k, b_stride, y_stride, column, n1, n2, a0, a1, a2, b0, b1, b2, batches: U32
-    } [a: In, b: In, y: PartialOut]
-    .finite_halves()
-}
-crate::kernel! {
-    /// The variant tiled in local memory.
-    pub(crate) static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y: PartialOut Single]
-    .variant_of(&KERNEL.kernel, |device| device.fast_local)
-    .finite_halves()
-}
-
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
-
-crate::kernel! {
-    /// A constant right operand in panels of columns.
-    static PANELS: TypedKernel<PanelArgs> = native "matmul_panels" { m, n, k: U32 } [x: In, w: In, y: Out]
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMul {

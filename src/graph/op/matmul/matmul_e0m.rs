@@ -20,9 +20,8 @@ use self::cases::cases;
 pub(crate) use self::cases::packed_case;
 use self::tensor_cores::Several;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
+use crate::kernels::matmul_e0m::{MATRIX, MatrixArgs, PAIRS, VECTOR, VectorArgs};
 
-use crate::backend::kernel::subgroup_size;
-use crate::backend::kernel::{Feature, Features, Form};
 use crate::graph::op::norm;
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::op::sizes::Sizes;
@@ -35,49 +34,6 @@ use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor, PANEL};
 use half::f16;
 use std::fmt;
-
-crate::kernel! {
-    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS. Only variants for
-    /// several rows read `m` and `y_stride`.
-    static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m" {
-        n, steps, panel, column, end0, end1, start1, start2, m, y_stride: U32; epsilon: F32
-    } [
-        x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
-        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
-    ]
-    .with_forms(&[
-        Form {
-            // Loads a k-block in one run, which needs registers that compilers may not have.
-            define: "WHOLE",
-            needs: |_| true,
-            features: Features::NONE,
-        },
-        Form {
-            // Weights as pairs of halves.
-            define: "PAIRS",
-            needs: |device| device.fast_f16,
-            features: Features::all(&[Feature::F16]),
-        },
-        subgroup_size::FORM,
-    ])
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Kernel for many rows.
-    static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m" {
-        m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
-    } [x: In, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
-    .with_forms(&[subgroup_size::FORM])
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Kernel for many rows in halves, 2 columns per work-item.
-    static PAIRS: TypedKernel<MatrixArgs> = "variants/matmul_e0m_pairs"
-    .with_features(Features::all(&[Feature::F16]))
-    .variant_of(&MATRIX.kernel, |device| device.fast_f16 && device.few_registers)
-}
 
 /// What rows of `x` are quantized to before they are multiplied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -632,16 +588,16 @@ pub static DEF: OpDef = OpDef {
         &VECTOR.kernel,
         &MATRIX.kernel,
         &PAIRS.kernel,
-        &tensor_cores::VECTOR.kernel,
-        &tensor_cores::MMA.kernel,
-        &tensor_cores::FEW.kernel,
-        &tensor_cores::MATRIX.kernel,
-        &int8::QUANTIZE.kernel,
-        &int8::VECTOR.kernel,
-        &int8::PRODUCT.kernel,
-        &native::QUANTIZE.kernel,
-        &native::PRODUCT.kernel,
-        &native::FLOAT_PRODUCT.kernel,
+        &crate::kernels::matmul_e0m::tensor_cores::VECTOR.kernel,
+        &crate::kernels::matmul_e0m::tensor_cores::MMA.kernel,
+        &crate::kernels::matmul_e0m::tensor_cores::FEW.kernel,
+        &crate::kernels::matmul_e0m::tensor_cores::MATRIX.kernel,
+        &crate::kernels::matmul_e0m::int8::QUANTIZE.kernel,
+        &crate::kernels::matmul_e0m::int8::VECTOR.kernel,
+        &crate::kernels::matmul_e0m::int8::PRODUCT.kernel,
+        &crate::kernels::product_e0m::QUANTIZE.kernel,
+        &crate::kernels::product_e0m::PRODUCT.kernel,
+        &crate::kernels::product_e0m::FLOAT_PRODUCT.kernel,
     ],
     cases,
 };

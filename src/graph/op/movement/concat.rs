@@ -8,15 +8,11 @@ use crate::graph::op::{
     ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise, split_at,
     transpose,
 };
+use crate::kernels::concat::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "concat" { count, a_len, b_len: U32 } [a: In, b: In, y: Out]
-    .linear()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Concat {

@@ -87,7 +87,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConstantOfShape", 9, 1)],
     import,
-    kernels: &[&pointwise::KERNEL.kernel],
+    kernels: &[&crate::kernels::pointwise::KERNEL.kernel],
     cases,
 };
 

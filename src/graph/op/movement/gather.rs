@@ -9,17 +9,11 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, indices, onnx,
     operand, room, split_at, transpose,
 };
+use crate::kernels::gather::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Pack};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "gather" {
-        count, row, indices: U32; table_rows, first, part_rows: I32
-    } [table: In, index: In, y: InOut]
-    .linear()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
@@ -148,7 +142,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Gather", 1, 2)],
     import,
-    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &crate::kernels::check_indices::KERNEL.kernel],
     cases,
 };
 

@@ -10,19 +10,12 @@ use crate::graph::op::matmul_e0m::{
 };
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, indices, operand, own};
+use crate::kernels::gather_e0m::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::quant::{Bits, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "gather_e0m" {
-        count, k, panel: U32; table_rows, first, part_rows: I32
-    } [codes: Weight Uint4, scales: Weight Uint4, index: In, y: PartialOut]
-    .linear()
-    .finite_halves()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherE0m {
@@ -122,7 +115,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("GatherE0M", 3)],
     import,
-    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &crate::kernels::check_indices::KERNEL.kernel],
     cases,
 };
 

@@ -8,20 +8,11 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, indices, onnx, operand, strides,
     transpose,
 };
+use crate::kernels::gather_places::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    /// Gathers the elements that indices point to.
-    pub(crate) static KERNEL: TypedKernel<Args> = "gather_places" {
-        count, row: U32;
-        n0, n1, n2, n3: I32;
-        s0, s1, s2, s3, m1, m2, m3, m4, t0, t1, t2, t3, t4: U32
-    } [x: In, index: In, y: Out]
-    .linear()
-}
 
 /// How indices address a tensor, in the form that kernels use.
 pub(crate) struct Places {
@@ -260,7 +251,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherElements", 11, 2)],
     import,
-    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &crate::kernels::check_indices::KERNEL.kernel],
     cases,
 };
 

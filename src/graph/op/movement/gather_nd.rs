@@ -5,8 +5,7 @@ use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::gather_elements::{self, Places, wrap};
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, indices, onnx, operand, room,
-    strides,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
 };
 use crate::lower::LowerCx;
 use crate::num;
@@ -131,7 +130,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherND", 11, 2)],
     import,
-    kernels: &[&gather_elements::KERNEL.kernel, &indices::KERNEL.kernel],
+    kernels: &[
+        &crate::kernels::gather_places::KERNEL.kernel,
+        &crate::kernels::check_indices::KERNEL.kernel,
+    ],
     cases,
 };
 

@@ -7,17 +7,11 @@ use crate::graph::op::case::{Case, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides, window,
 };
+use crate::kernels::pad::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "pad" {
-        count, n0, n1, n2, n3: U32; m0, m1, m2, m3, m4, b0, b1, b2, b3, b4: I32; fill: F32
-    } [x: In, value: OptionalIn, y: Out]
-    .linear()
-}
 
 /// Contents of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

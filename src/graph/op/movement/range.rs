@@ -6,17 +6,11 @@ use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::types::Types;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
+use crate::kernels::range::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    pub(crate) static KERNEL: TypedKernel<Args> = "range" {
-        count, start: U32; delta: I32
-    } [live: Weight, y: Out]
-    .linear()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range;

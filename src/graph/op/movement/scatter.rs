@@ -6,21 +6,17 @@
 
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, input};
-use crate::graph::op::gather_elements::{Args, Places, targets, within};
+use crate::graph::op::gather_elements::{Places, targets, within};
 use crate::graph::op::gather_nd::starts;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, indices, max_nan,
-    min_nan, onnx, operand, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
+    operand, transpose,
 };
+use crate::kernels::gather_places::SCATTER;
 use crate::lower::LowerCx;
 use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "scatter" with [y: PartialOut Single]
-    .linear()
-}
 
 /// How an update is combined with the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +165,7 @@ impl Op for Scatter {
         let (from, to, count) = (cx.input(0)?, cx.output(0)?, x.count()?);
         transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
         let updates = cx.input(2)?;
-        places.emit(cx, &KERNEL, 1, [updates, to])
+        places.emit(cx, &SCATTER, 1, [updates, to])
     }
 
     fn moves(&self, input: usize) -> bool {
@@ -216,7 +212,7 @@ pub static DEF: OpDef = OpDef {
         onnx("Scatter", 9, 3),
     ],
     import,
-    kernels: &[&KERNEL.kernel, &indices::KERNEL.kernel],
+    kernels: &[&SCATTER.kernel, &crate::kernels::check_indices::KERNEL.kernel],
     cases,
 };
 

@@ -7,17 +7,11 @@ use crate::graph::op::case::{Case, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
+use crate::kernels::strided::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "strided" {
-        count: U32; start: I32; n1, n2, n3, n4, n5: U32; s0, s1, s2, s3, s4, s5: I32
-    } [x: In, live: OptionalIn, y: Out]
-    .linear()
-}
 
 const MAX_RANK: usize = 6;
 

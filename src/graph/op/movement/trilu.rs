@@ -3,18 +3,11 @@
 
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
+use crate::kernels::trilu::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "trilu" {
-        count, rows, cols: U32; diagonal: I32
-    } [x: In, y: Out]
-    .linear()
-    .wide()
-}
 
 /// A diagonal outside every matrix.
 const FAR: i64 = 1 << 30;

@@ -195,7 +195,7 @@ pub static DEF: OpDef = OpDef {
         onnx("LpNormalization", 1, 1),
     ],
     import,
-    kernels: &[&norm::KERNEL.kernel],
+    kernels: &[&crate::kernels::norm::KERNEL.kernel],
     cases,
 };
 

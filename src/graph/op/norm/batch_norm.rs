@@ -124,7 +124,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("BatchNormalization", 6, 5).outputs(5)],
     import,
-    kernels: &[&norm::KERNEL.kernel],
+    kernels: &[&crate::kernels::norm::KERNEL.kernel],
     cases,
 };
 

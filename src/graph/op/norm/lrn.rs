@@ -7,18 +7,12 @@ use crate::graph::op::case::{Case, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at,
 };
+use crate::kernels::lrn::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "lrn" {
-        count, channels, plane, before, after: U32; factor, bias, beta: F32
-    } [x: In, y: Out]
-    .linear()
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lrn {

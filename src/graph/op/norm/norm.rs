@@ -15,29 +15,12 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise,
 };
 use crate::graph::{ValueId, rules};
+use crate::kernels::norm::{Args, KERNEL, ROW, ROW_ITEMS, RowArgs};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-crate::kernel! {
-    /// Kernel for all normalizations of rows.
-    pub(crate) static KERNEL: TypedKernel<Args> = "norm" {
-        rows, cols, sets, per, run: U32; epsilon: F32
-    } [x: In, scale: OptionalIn, bias: OptionalIn, mean: OptionalIn, variance: OptionalIn, y: Out]
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Kernel for rows without mean and bias, with work-groups of [`ROW_ITEMS`].
-    pub(crate) static ROW: TypedKernel<RowArgs> = "variants/norm_row" {
-        cols: U32; epsilon: F32
-    } [x: In, scale: In, y: Out]
-    .variant_of(&KERNEL.kernel, |device| device.fast_local && device.max_workgroup >= ROW_ITEMS)
-    .finite_halves()
-}
-/// Work-items per work-group of [`ROW`].
-const ROW_ITEMS: u32 = 256;
 const MAX_HELD: i64 = 16;
 
 /// Which scale and bias apply to an element.

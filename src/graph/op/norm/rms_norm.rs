@@ -151,7 +151,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RMSNormalization", 23, 2)],
     import,
-    kernels: &[&norm::KERNEL.kernel, &norm::ROW.kernel],
+    kernels: &[
+        &crate::kernels::norm::KERNEL.kernel,
+        &crate::kernels::norm::ROW.kernel,
+    ],
     cases,
 };
 

@@ -6,7 +6,7 @@
 
 use crate::graph::ValueId;
 use crate::graph::op::case::Case;
-use crate::graph::op::conv::{Conv, KERNEL};
+use crate::graph::op::conv::Conv;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg};
@@ -282,7 +282,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvInteger", 10, 4), onnx("QLinearConv", 10, 9)],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&crate::kernels::conv::KERNEL.kernel],
     cases,
 };
 

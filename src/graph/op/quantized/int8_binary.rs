@@ -9,19 +9,11 @@ use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::int8_quantize::least_floats;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::graph::rules;
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_binary::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_binary" {
-        count, words, a_words, b_words, a_rows, b_rows, inner: U32;
-        a_scale, b_scale, scale, inverse: F32;
-        a_zero, b_zero, a_mantissa, a_shift, b_mantissa, b_shift, mantissa, shift, zero, low, high: I32
-    } [a: In Uint, b: In Uint, tables: In Uint, y: Out Uint]
-    .linear()
-}
 
 /// Bits by which operands of a sum are shifted left before they are scaled.
 const HEADROOM: u32 = 20;
@@ -203,7 +195,7 @@ impl Op for Int8Binary {
                 (1.0, operands.map(parts), parts(result))
             }
         };
-        let args = Args {
+        let args = Args::<Planned> {
             count: int8::words(&out)?,
             a: word_operand(cx, 0)?,
             b: word_operand(cx, 1)?,

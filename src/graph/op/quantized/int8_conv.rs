@@ -4,7 +4,6 @@
 //! *Integer-Arithmetic-Only Inference*). The bias includes the contribution of the zero point of
 //! the input. Convolution padding holds that zero point.
 
-use crate::backend::kernel::{Feature, Features};
 use crate::graph::op::case::{Case, constant};
 use crate::graph::op::int8::{
     self, Footprint, WORD, byte_operand, check_factors, fact, read_factors, tensor, word_operand,
@@ -12,29 +11,13 @@ use crate::graph::op::int8::{
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Line, Window};
 use crate::graph::op::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, fixed_size, operand};
-use crate::lower::{Call, LowerCx, Pack, dots};
+use crate::kernels::int8_conv::{Args, DEPTHWISE, DepthwiseArgs, KERNEL};
+use crate::lower::{Call, LowerCx, Pack, Planned, dots};
 use crate::num::{self, OutOfRange};
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, PANEL};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_conv" {
-        in_h, in_w, out_h, out_w, depth, words, group, outputs, rows: U32;
-        pad_h, pad_w, x_zero, zero, low, high: I32
-    } [x: In Uint, w: In Uint, bias: In Uint, factors: In Uint, y: Out Uint]
-    .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(dots::FORMS)
-}
-
-crate::kernel! {
-    static DEPTHWISE: TypedKernel<DepthwiseArgs> = "int8_depthwise" {
-        in_h, in_w, out_h, out_w, words, rows: U32;
-        pad_h, pad_w, x_zero, zero, low, high: I32
-    } [x: In Uint, w: In Uint, bias: In Uint, factors: In Uint, y: Out Uint]
-    .linear()
-}
 
 /// Operands are x `i8[n, spatial.., c]`, w, bias `i32[m]`, and the factors of m channels
 /// ([`int8::factors`]). The result is `i8[n, windows.., m]`. [`Kind`] gives the shape of w.
@@ -286,7 +269,7 @@ impl Op for Int8Conv {
         let native = cx.device().is_native();
         let tile = if native { PANEL } else { WORD };
         let group = fixed_size(&m)? / fixed_size(&self.group().into())?.max(1);
-        let args = Args {
+        let args = Args::<Planned> {
             x: word_operand(cx, 0)?,
             w: cx.weight(1, Pack::Words { tile, sums: native })?,
             bias: cx.input(2)?,
@@ -334,7 +317,7 @@ impl Int8Conv {
         rows: Dim,
     ) -> OpResult<()> {
         let [h, v] = lines;
-        let args = DepthwiseArgs {
+        let args = DepthwiseArgs::<Planned> {
             x: word_operand(cx, 0)?,
             w: word_operand(cx, 1)?,
             bias: cx.input(2)?,

@@ -6,24 +6,11 @@ use crate::graph::op::int8::{self, WORD, bytes, padded, tensor, word_operand};
 use crate::graph::op::{
     InferCx, Inputs, Op, OpDef, OpError, OpResult, around, never_in_files, operand, split_at,
 };
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_layout::{ENTER, EnterArgs, LEAVE, LeaveArgs};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static ENTER: TypedKernel<EnterArgs> = "int8_enter" {
-        count, channels, words, inner, flip: U32
-    } [x: In, y: Out Uint]
-    .linear()
-}
-
-crate::kernel! {
-    static LEAVE: TypedKernel<LeaveArgs> = "int8_leave" {
-        count, channels, stride, inner: U32; offset: I32
-    } [x: In Uint, y: Out]
-    .linear()
-}
 
 /// Converts an ordinary `i8` or `u8` tensor to a value of the integer domain that stores `axis`
 /// last. 128 is subtracted from `u8`, so that bytes are signed (*Integer-Arithmetic-Only
@@ -125,7 +112,7 @@ impl Op for Int8Enter {
         let x = cx.fact(0)?.clone();
         let (_, channels, inner) = split_at(&x.shape, self.axis)?;
         let count = int8::words(&cx.out_fact(0)?.shape)?;
-        let args = EnterArgs {
+        let args = EnterArgs::<Planned> {
             x: cx.input(0)?,
             y: cx.output(0)?,
             words: channels.ceil_div(4)?,
@@ -176,7 +163,7 @@ impl Op for Int8Leave {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let out = cx.out_fact(0)?.shape.clone();
         let (_, channels, inner) = split_at(&out, self.axis)?;
-        let args = LeaveArgs {
+        let args = LeaveArgs::<Planned> {
             x: word_operand(cx, 0)?,
             y: cx.output(0)?,
             count: out.count()?,

@@ -1,26 +1,17 @@
 //! Matmul of two 8-bit activations.
 
-use crate::backend::kernel::{Feature, Features};
 use crate::graph::op::case::Case;
 use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::graph::rules;
-use crate::lower::{Call, LowerCx, dots};
+use crate::kernels::int8_matmul::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned, dots};
 use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_matmul" {
-        m, n, k, words, tail, outputs, a_step, b_step, batch: U32;
-        a_zero, b_zero, mantissa, shift, zero, low, high: I32; factor: F32
-    } [a: In Uint, b: In Uint, y: Out Uint]
-    .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(dots::FORMS)
-}
 
 /// `y = clamp(round(factor * sum (a - a_zero) (b - b_zero)) + zero)` for a `i8[.., m, k]` and b
 /// `i8[.., n, k]`, with k padded to whole words. The result is `i8[.., m, n]`, with n padded to
@@ -128,7 +119,7 @@ impl Op for Int8MatMul {
             Factor::Fixed(f) => (f.mantissa(), f.shift(), 0.0),
             Factor::Float(f) => (0, 0, f),
         };
-        let args = Args {
+        let args = Args::<Planned> {
             a: word_operand(cx, 0)?,
             b: word_operand(cx, 1)?,
             y: cx.output(0)?,

@@ -7,20 +7,13 @@ use crate::graph::op::int8::{
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Window};
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_pool::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_pool" {
-        count, in_h, in_w, out_h, out_w, words: U32;
-        pad_h, pad_w, end_h, end_w, x_zero, zero, low, high: I32
-    } [x: In Uint, factors: OptionalIn Uint, y: Out Uint]
-    .linear()
-}
 
 /// What is computed from the elements of a window that are inside the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +167,7 @@ impl Op for Int8Pool {
         let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
         let scaled = matches!(self.kind, Kind::Scaled { .. });
         let [h, v] = &lines;
-        let args = Args {
+        let args = Args::<Planned> {
             x: word_operand(cx, 0)?,
             factors: if scaled { Some(cx.input(1)?) } else { None },
             y: cx.output(0)?,

@@ -6,25 +6,12 @@ use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::int8::{self, bytes, padded, tensor, word_operand};
 use crate::graph::op::int8_layout::{logical_shape, positions, stored_shape};
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpResult, never_in_files, operand, split_at};
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_quantize::{DEQUANTIZE, DequantizeArgs, QUANTIZE, QuantizeArgs};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::quant::fixed::{Affine, Output};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static QUANTIZE: TypedKernel<QuantizeArgs> = "int8_quantize" {
-        count, channels, words, inner: U32; scale, inverse: F32; zero, low, high: I32
-    } [x: In, thresholds: In Uint, y: Out Uint]
-    .linear()
-}
-
-crate::kernel! {
-    static DEQUANTIZE: TypedKernel<DequantizeArgs> = "int8_dequantize" {
-        count, channels, stride, inner: U32; scale: F32; zero: I32
-    } [x: In Uint, y: Out]
-    .linear()
-}
 
 /// Quantizes floats as ONNX `QuantizeLinear` does. Operand 1 holds the [`thresholds`].
 #[derive(Clone, Debug, PartialEq)]
@@ -120,7 +107,7 @@ impl Op for Int8Quantize {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (_, channels, inner) = split_at(&cx.shape(0)?, self.axis)?;
         let count = int8::words(&cx.out_fact(0)?.shape)?;
-        let args = QuantizeArgs {
+        let args = QuantizeArgs::<Planned> {
             x: cx.input(0)?,
             thresholds: cx.input(1)?,
             y: cx.output(0)?,
@@ -176,7 +163,7 @@ impl Op for Int8Dequantize {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let out = cx.out_fact(0)?.shape.clone();
         let (_, channels, inner) = split_at(&out, self.axis)?;
-        let args = DequantizeArgs {
+        let args = DequantizeArgs::<Planned> {
             x: word_operand(cx, 0)?,
             y: cx.output(0)?,
             count: out.count()?,

@@ -7,16 +7,11 @@
 use crate::graph::op::case::{Case, constant};
 use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_softmax::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_softmax" { rows, channels, words: U32 }
-        [x: In Uint, table: In Uint, y: Out Uint]
-    .linear()
-}
 
 /// Operand 1 is the [`table`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +87,7 @@ impl Op for Int8Softmax {
         let words = Dim::from(self.channels).ceil_div(4)?;
         let count = int8::words(&cx.shape(0)?)?;
         let rows = count.exact_div(&words);
-        let args = Args {
+        let args = Args::<Planned> {
             x: word_operand(cx, 0)?,
             table: cx.input(1)?,
             y: cx.output(0)?,

@@ -5,14 +5,10 @@
 use crate::graph::op::case::{Case, constant};
 use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::lower::{Call, LowerCx};
+use crate::kernels::int8_table::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Planned};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "int8_table" { count: U32 } [x: In Uint, table: In Uint, y: Out Uint]
-    .linear()
-}
 
 /// `y = table[x + 128]`; operand 1 is the table, `i8[256]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +40,7 @@ impl Op for Int8Table {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let args = Args {
+        let args = Args::<Planned> {
             count: int8::words(&cx.shape(0)?)?,
             x: word_operand(cx, 0)?,
             table: word_operand(cx, 1)?,

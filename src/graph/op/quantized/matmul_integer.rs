@@ -15,17 +15,12 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room,
 };
 use crate::graph::{ValueId, rules};
-use crate::lower::{Call, LowerCx, Pack};
+use crate::kernels::matmul_integer::{Args, KERNEL};
+use crate::lower::{Call, LowerCx, Pack, Planned};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "matmul_integer" {
-        m, n, k, za_step, zb_step, batches, n1, n2, a0, a1, a2, b0, b1, b2: U32
-    } [a: In, b: OptionalIn, w: OptionalIn Uint, za: OptionalIn, zb: OptionalIn, y: Out]
-}
 
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
@@ -290,7 +285,7 @@ impl Op for MatMulInteger {
         };
         let matrix = if whole { None } else { Some(cx.input(1)?) };
         let ([n1, n2], [a0, a1, a2], [b0, b1, b2]) = (walk.sizes, walk.a, walk.b);
-        let args = Args {
+        let args = Args::<Planned> {
             a: cx.input(0)?,
             b: matrix,
             w: bytes,

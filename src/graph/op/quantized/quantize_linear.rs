@@ -14,16 +14,11 @@ use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
 };
+use crate::kernels::dynamic_quantize::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::mini::Rounding;
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static DYNAMIC: TypedKernel<DynamicArgs> = "dynamic_quantize" {
-        count: U32
-    } [x: In, y: Out, scale: Out, zero: Out]
-}
 
 /// Work-items of the single work-group that finds a range.
 const WORK_GROUP: u32 = 64;
@@ -467,14 +462,14 @@ impl Op for DynamicQuantizeLinear {
             rest,
             &format!("the range of {count} elements; kernels support at most {most}"),
         );
-        let args = DynamicArgs {
+        let args = Args {
             x: cx.input(0)?,
             y: cx.result(0, DType::I32, &count)?,
             scale: cx.result(1, DType::F32, &count)?,
             zero: cx.result(2, DType::I32, &count)?,
             count,
         };
-        cx.emit(Call::new(&DYNAMIC, WORK_GROUP), args)
+        cx.emit(Call::new(&KERNEL, WORK_GROUP), args)
     }
 }
 
@@ -523,7 +518,7 @@ pub static DEF: OpDef = OpDef {
         onnx("DynamicQuantizeLinear", 11, 1).outputs(3),
     ],
     import,
-    kernels: &[&DYNAMIC.kernel],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

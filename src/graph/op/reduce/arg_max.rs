@@ -10,15 +10,11 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
 };
+use crate::kernels::arg_max::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "arg_max" { count, cols, inner: U32 } [x: In, y: Out]
-    .linear()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgMax {

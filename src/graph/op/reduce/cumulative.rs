@@ -9,17 +9,10 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, reduce, split_at,
 };
+use crate::kernels::cumulative::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "cumulative" {
-        lines, cols, inner: U32
-    } [x: In, y: Out Single]
-    .linear()
-    .wide()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cumulative {

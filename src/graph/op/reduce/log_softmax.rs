@@ -69,7 +69,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LogSoftmax", 1, 1), onnx("Hardmax", 1, 1)],
     import,
-    kernels: &[&softmax::LAST.kernel, &softmax::INNER.kernel],
+    kernels: &[
+        &crate::kernels::softmax::LAST.kernel,
+        &crate::kernels::softmax::INNER.kernel,
+    ],
     cases,
 };
 

@@ -12,19 +12,13 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, pointwise, transpose,
 };
+use crate::kernels::reduce::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
 mod dims;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "reduce" {
-        rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2: U32
-    } [x: In, y: Out]
-    .wide()
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]
@@ -413,7 +407,7 @@ pub static DEF: OpDef = OpDef {
         onnx("ReduceSumSquare", 1, 2),
     ],
     import,
-    kernels: &[&KERNEL.kernel, &pointwise::KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &crate::kernels::pointwise::KERNEL.kernel],
     cases,
 };
 

@@ -7,21 +7,10 @@ use crate::graph::op::case::{Case, MASKED, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
+use crate::kernels::softmax::{Args, INNER, InnerArgs, LAST};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
-
-crate::kernel! {
-    /// Kernel for the last axes.
-    pub(crate) static LAST: TypedKernel<Args> = "softmax" { rows, cols: U32 } [x: In, y: Out]
-}
-crate::kernel! {
-    /// Kernel for an inner axis.
-    pub(crate) static INNER: TypedKernel<InnerArgs> = "softmax_axis" {
-        outer, cols, inner: U32
-    } [x: In, y: Out Single]
-    .linear()
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Softmax {

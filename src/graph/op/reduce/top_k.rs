@@ -10,18 +10,12 @@ use crate::graph::op::types::Types;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
+use crate::kernels::top_k::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
-
-crate::kernel! {
-    static KERNEL: TypedKernel<Args> = "top_k" {
-        count, n, inner, kept: U32
-    } [x: In, y: Out Single, at: Out Single]
-    .linear()
-}
 
 /// Maximum number of elements for kernels: each one is compared with all others.
 const MAX_LENGTH: i64 = 8192;

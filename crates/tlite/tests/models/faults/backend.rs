@@ -12,6 +12,7 @@ use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
 use transformer_lite::unstable::backend::{self, Backend, BackendError, BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::devices;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::graph::pass::Target;
@@ -107,7 +108,7 @@ impl Trial {
             cache: Some(Arc::clone(&store)),
             ..OpenOptions::default()
         };
-        let opened = backend::open(self.kind, &options);
+        let opened = devices::open(self.kind, &options);
         let opened = opened.map_err(|e| Error::device(Stage::Plan, "opening a device", e))?;
         let faulty = Faulty::new(opened, fault, Arc::clone(calls));
         (self.program)(&self.model, Box::new(faulty), store)

@@ -12,6 +12,7 @@ use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
 use transformer_lite::unstable::backend::{self, BackendKind};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
+use transformer_lite::unstable::devices;
 
 /// In which runs a function is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +98,7 @@ struct Reference {
 }
 
 pub fn trials(suite: &mut Suite) {
-    if let Err(e) = backend::list(BackendKind::OpenCl) {
+    if let Err(e) = devices::list(BackendKind::OpenCl) {
         suite.no_device(&tlite_testing::Missing {
             backend: BackendKind::OpenCl.to_string(),
             why: e.to_string(),

@@ -6,6 +6,7 @@ use super::{Add, Model, ONE, PROFILES, TOKENS, of};
 use tlite_fake_driver::{Config, Profile};
 use tlite_testing::Text;
 use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::devices;
 
 /// The trials of a model.
 pub fn trials(add: &mut Add<'_>) {
@@ -47,7 +48,7 @@ pub fn without_effect() -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let model = relu(dir.path())?;
     let mut backends = vec!["opencl", "host"];
-    if backend::list(BackendKind::Wgpu).is_ok() {
+    if devices::list(BackendKind::Wgpu).is_ok() {
         backends.push("wgpu");
     }
     for backend in backends {

@@ -1,11 +1,12 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, FEW_PAGED, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
-    TENSOR_CORE_NEEDS, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
+    Args, Attention, FEW_PAGED, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES,
+    TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};
+use crate::kernels::attention::{ROW_ITEMS, TENSOR_CORE_NEEDS};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::num;
 use crate::shape::Dim;

@@ -2,24 +2,11 @@
 
 use super::window::{self, Line};
 use crate::graph::op::{OpResult, fixed_size};
+use crate::kernels::conv::{DEPTHWISE, DepthwiseArgs, PANELS, PanelArgs};
 use crate::lower::{Call, LowerCx, Pack};
 use crate::num;
 use crate::shape::Dim;
 use crate::tensor::DType;
-
-crate::kernel! {
-    /// `channels` and `rows` are the input and output channels of a group.
-    pub(super) static PANELS: TypedKernel<PanelArgs> = native "conv_panels" {
-        images, groups, channels, rows, in_h, in_w, out_h, out_w: U32; pad_h, pad_w: I32
-    } [x: In, w: In, bias: OptionalIn, y: Out]
-}
-
-crate::kernel! {
-    /// One input channel per group; each has `rows` output channels.
-    pub(super) static DEPTHWISE: TypedKernel<DepthwiseArgs> = native "conv_depthwise" {
-        images, channels, rows, in_h, in_w, out_h, out_w: U32; pad_h, pad_w: I32
-    } [x: In, w: In, bias: OptionalIn, y: Out]
-}
 
 /// Output channels of a tile of weights.
 const TILE: usize = 6;

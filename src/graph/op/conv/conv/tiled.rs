@@ -4,19 +4,9 @@ use super::{Line, parts, window};
 use crate::graph::op::OpResult;
 use crate::graph::op::local_tile::{Extent, LocalTile};
 use crate::graph::op::matmul::over_batches;
+use crate::kernels::conv::{TILED, TiledArgs};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::shape::Dim;
-
-crate::kernel! {
-    /// The kernel; its operands have the names of the tiled matmul.
-    pub(super) static KERNEL: TypedKernel<Args> = "variants/conv_tiled" {
-        m, n, k, b_stride, in_h, in_w, out_w: U32;
-        pad_h, pad_w: I32;
-        outputs, first, groups, first_group, all_groups, batches: U32
-    } [a: In, b: In, bias: OptionalIn, y: PartialOut Single]
-    .variant_of(&super::KERNEL.kernel, |device| device.fast_local)
-    .finite_halves()
-}
 
 /// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.
 const MIN_TILED: [usize; 2] = [8, 16];
@@ -44,7 +34,7 @@ pub(super) fn emit(
         plane: true,
         batches: cx.upper_bound(&batches),
     };
-    let tile = LocalTile::of(&KERNEL, cx.device(), extent);
+    let tile = LocalTile::of(&TILED, cx.device(), extent);
     let Some(tile) = tile.filter(|_| rows >= MIN_TILED[0] && terms >= MIN_TILED[1]) else {
         return Ok(false);
     };
@@ -68,7 +58,7 @@ pub(super) fn emit(
         let rows = rows.min(count);
         let groups = count / rows.max(1);
         let batches = n.mul(&Dim::from_usize(groups))?;
-        let call = Call::new(&KERNEL, tile.items);
+        let call = Call::new(&TILED, tile.items);
         let call = tile.define(call, &depth, (!windows).then_some(&stride), &columns);
         let across = columns.ceil_div(tile.columns)?;
         let down = Dim::from_usize(rows).ceil_div(tile.rows)?;
@@ -77,7 +67,7 @@ pub(super) fn emit(
             call = call.define("WINDOWS", 1);
         }
         let first_group = if group == 1 { 0 } else { first / rows.max(1) };
-        let args = Args {
+        let args = TiledArgs {
             a: weights,
             b: cx.input(0)?,
             bias: if cx.has(2) { Some(cx.input(2)?) } else { None },

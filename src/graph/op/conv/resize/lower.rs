@@ -3,18 +3,10 @@
 use super::ratio::{Line, Ratio};
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::graph::op::{OpError, OpResult, axes};
+use crate::kernels::resize::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Shape, product};
-
-crate::kernel! {
-    pub(super) static KERNEL: TypedKernel<Args> = "resize" {
-        count, in_h, out_h, mid, in_w, out_w, inner, step_h, unit_h, step_w, unit_w: U32;
-        first_h, first_w: I32;
-        start_h, end_h, start_w, end_w, cubic, outside: F32
-    } [x: In, y: Out]
-    .linear()
-}
 
 /// Kernels compute coordinates exactly along axes of up to this many elements.
 const MAX_SIZE: i64 = 1 << 25;

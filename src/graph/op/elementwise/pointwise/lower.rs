@@ -9,15 +9,10 @@ use crate::backend::kernel::{ByLanguage, Language};
 use crate::graph::bounds::Bounds;
 use crate::graph::op::{OpError, OpResult};
 use crate::graph::rules;
+use crate::kernels::pointwise::{Args, KERNEL};
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
 use crate::tensor::DType;
-
-crate::kernel! {
-    pub static KERNEL: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
-    .linear()
-    .wide()
-}
 
 /// Source of an operand of an expression in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,47 +8,16 @@ use super::{
     ActivationType, MatMulE0m, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows,
     tune,
 };
-use crate::backend::kernel::{Feature, Features, Kernel};
+use crate::backend::kernel::Kernel;
 use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
+use crate::kernels::matmul_e0m::int8::{MatrixArgs, PRODUCT, QUANTIZE, QuantizeArgs, VECTOR, VectorArgs};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, dots};
 use crate::num;
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;
-
-crate::kernel! {
-    /// Quantizes activations to 8 bits.
-    pub(super) static QUANTIZE: TypedKernel<QuantizeArgs> = "quantize_rows" {
-        rows, k: U32
-    } [x: In, y: Out Uint, factors: Out Uint]
-    .linear()
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Kernel for one row, which it quantizes itself. Reads `end0` to `start2` only with PARTS.
-    pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_int8" {
-        n, panel, column, end0, end1, start1, start2: U32; epsilon: F32
-    } [
-        x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
-        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
-    ]
-    .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(dots::FORMS)
-    .finite_halves()
-}
-
-crate::kernel! {
-    /// Kernel for any number of rows.
-    pub(super) static PRODUCT: TypedKernel<MatrixArgs> = "matmul_e0m_int8" {
-        m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
-    } [x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
-    .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(dots::FORMS)
-    .finite_halves()
-}
 
 /// Quantizes `data`, rows of `k` activations, in blocks of `block` and decodes it again.
 pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {

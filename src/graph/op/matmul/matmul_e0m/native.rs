@@ -2,8 +2,8 @@
 //! 16 bits as two planes of bytes, and multiplied by bytes of weights; or they stay floats.
 
 use super::{ActivationType, MatMulE0m, PAD, Weights, normed, packed_parts, rows};
-use crate::backend::kernel::{Feature, Features};
 use crate::graph::op::OpResult;
+use crate::kernels::product_e0m::{FLOAT_PRODUCT, FloatArgs, PRODUCT, ProductArgs, QUANTIZE, QuantizeArgs};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::quant::Bits;
@@ -14,34 +14,6 @@ const _: () = assert!(PAD.is_multiple_of(PANEL), "columns fill whole panels");
 
 /// Kernels may complete the last tile of rows up to this many rows beyond the last one.
 const TILE: i64 = 15;
-
-crate::kernel! {
-    /// Quantizes rows, after normalizing them with NORM.
-    pub(super) static QUANTIZE: TypedKernel<QuantizeArgs> = native "quantize_activations" {
-        rows, k: U32; epsilon: F32
-    } [x: In, gain: OptionalIn, y: Out Uint, factors: Out Uint]
-}
-
-crate::kernel! {
-    /// Kernel for any number of quantized rows.
-    pub(super) static PRODUCT: TypedKernel<ProductArgs> = native "product_e0m" {
-        m, n, k, y_stride, column, end0, end1, start1, start2: U32
-    } [
-        x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4,
-        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
-    ]
-    .with_features(Features::all(&[Feature::PackedDot]))
-}
-
-crate::kernel! {
-    /// Kernel for any number of rows of floats.
-    pub(super) static FLOAT_PRODUCT: TypedKernel<FloatArgs> = native "product_e0m_float" {
-        m, n, k, y_stride, column, end0, end1, start1, start2: U32
-    } [
-        x: In, codes: Weight Uint4, scales: Weight Uint4,
-        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
-    ]
-}
 
 impl MatMulE0m {
     /// Bytes per quantized activation; `None` for floats.

@@ -5,73 +5,14 @@
 //! too.
 
 use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
-use crate::backend::kernel::{Feature, Features, Form, TypedKernel};
+use crate::backend::kernel::TypedKernel;
 use crate::backend::tunable::{Tunable, Tuning};
+use crate::kernels::matmul_e0m::tensor_cores::{FEW, MATRIX, MAX_WARPS, MMA, VECTOR, WARP, by_matrices};
 use crate::lower::{Call, DeviceProfile, TensorCores};
 use crate::num;
 use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;
-
-crate::kernel! {
-    /// Kernel for one row; in PTX also for tiles of 8 or 16 rows. A work-group computes 32 columns.
-    pub(super) static VECTOR: TypedKernel<VectorArgs> = "variants/matvec_e0m_mma" with [x: In Uint4]
-    .with_features(Features {
-        opencl_c: &[Feature::TensorCores],
-        wgsl: &[Feature::Subgroups],
-    })
-    .variant_of(&super::VECTOR.kernel, able)
-    .with_forms(&[Form {
-        // With weights as pairs of halves.
-        define: "PAIRS",
-        needs: |device| by_matrices(device) && device.f16_math,
-        features: Features {
-            wgsl: &[Feature::F16],
-            ..Features::NONE
-        },
-    }])
-}
-
-crate::kernel! {
-    /// Kernel for more rows in PTX. A work-group computes 32 rows.
-    pub(super) static MMA: TypedKernel<VectorArgs> = opencl_c "variants/matmul_e0m_mma" with [x: In Uint4]
-    .with_features(Features {
-        opencl_c: &[Feature::TensorCores],
-        ..Features::NONE
-    })
-    .variant_of(&super::MATRIX.kernel, able)
-}
-
-crate::kernel! {
-    /// Kernel for a few rows with cooperative matrices. A work-group computes 16 rows and 32
-    /// columns.
-    pub(super) static FEW: TypedKernel<VectorArgs> = wgsl "variants/matmul_e0m_few" with [x: In Uint4]
-    .with_features(Features {
-        wgsl: &[Feature::TensorCores, Feature::F16, Feature::Subgroups],
-        ..Features::NONE
-    })
-    .variant_of(&super::MATRIX.kernel, able)
-}
-
-crate::kernel! {
-    /// Kernel for many rows with cooperative matrices.
-    pub(super) static MATRIX: TypedKernel<MatrixArgs> = wgsl "variants/matmul_e0m_coop" with [x: In Half4]
-    .with_features(Features {
-        wgsl: &[Feature::TensorCores, Feature::F16],
-        ..Features::NONE
-    })
-    .variant_of(&super::MATRIX.kernel, able)
-}
-
-/// Device features that all these kernels require.
-fn able(device: &DeviceProfile) -> bool {
-    device.tensor_cores.is_some() && device.local_bytes >= LOCAL && device.max_workgroup >= MAX_WARPS * WARP
-}
-
-/// True if kernels use tensor cores as cooperative matrices.
-fn by_matrices(device: &DeviceProfile) -> bool {
-    device.tensor_cores == Some(TensorCores::CooperativeMatrix)
-}
 
 /// True if local memory holds `k` halves, a row that the vector kernel normalizes or the scale for
 /// a few of them, in addition to its own use.
@@ -100,13 +41,8 @@ pub const ROW_LIMITS: [i64; 4] = [VECTOR_ROWS[0], VECTOR_ROWS[1], FEW_LIMIT, SMA
 pub const NORM_ROWS: i64 = VECTOR_ROWS[0];
 /// Columns per warp in all these kernels.
 const COLUMNS: usize = 32;
-/// Local memory of the largest tile.
-const LOCAL: u32 = 46 << 10;
-/// Maximum warps per work-group: with more, each has too few registers.
-const MAX_WARPS: u32 = 16;
 /// Warps per work-group if their number does not depend on the columns.
 const USUAL_WARPS: u32 = 8;
-const WARP: u32 = 32;
 /// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
 /// would need too many registers.
 const HELD: usize = 4;

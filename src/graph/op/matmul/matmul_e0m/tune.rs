@@ -22,13 +22,13 @@ static MATRIX_TUNABLE: Tunable = Tunable {
 };
 
 static BYTES_VECTOR: Tunable = Tunable {
-    kernel: &int8::VECTOR.kernel,
+    kernel: &crate::kernels::matmul_e0m::int8::VECTOR.kernel,
     names: &["items", "lanes"],
     choices: byte_vectors,
 };
 
 static BYTES_MATRIX: Tunable = Tunable {
-    kernel: &int8::PRODUCT.kernel,
+    kernel: &crate::kernels::matmul_e0m::int8::PRODUCT.kernel,
     names: &["items", "rows"],
     choices: byte_matrices,
 };

@@ -1,0 +1,3 @@
+pub mod matmul;
+pub mod matmul_e0m;
+pub mod product_e0m;

@@ -1,0 +1,301 @@
+//! The product of some rows and some panels in f32.
+//!
+//! With weights `s * (w - b)`, the sum over a group is `s * (sum(x * w) - b * sum(x))`. Products
+//! are added in the order of K, for any number of rows.
+
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd;
+use crate::kernels::product_e0m::cpu::PANEL;
+use crate::kernels::product_e0m::cpu::words::{Words, level, step};
+
+/// Weights per step.
+pub const STEP: usize = 8;
+/// The most rows and panels of a tile.
+pub const MOST_ROWS: usize = 8;
+pub const MOST_PANELS: usize = 4;
+
+/// A tile.
+#[derive(Clone, Copy)]
+pub struct Call {
+    /// Words of each panel; without them, `levels` is read.
+    pub codes: [*const u32; MOST_PANELS],
+    pub scales: [*const u32; MOST_PANELS],
+    /// `[k][panels * 16]` weights before scale and bias.
+    pub levels: *const f32,
+    pub x: [*const f32; MOST_ROWS],
+    /// Sums of each group of x, for each row.
+    pub sums: [*const f32; MOST_ROWS],
+    pub k: usize,
+    pub group: usize,
+    /// Rows of `panels * 16` sums, `stride` floats apart.
+    pub out: *mut f32,
+    pub stride: usize,
+}
+
+/// Multiplies a tile.
+///
+/// # Safety
+/// The processor has the instruction set, and the pointers of the call are valid.
+pub type Tile = unsafe fn(&Call);
+
+/// Tile sizes of an instruction set. A tile has one row or an even number.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub rows: usize,
+    /// Panels of a tile of one row, and of more.
+    pub panels: [usize; 2],
+}
+
+pub fn shape(isa: Isa) -> Shape {
+    match isa {
+        Isa::Avx512Vnni => Shape {
+            rows: 8,
+            panels: [4, 2],
+        },
+        Isa::Avx2 | Isa::AvxVnni => Shape {
+            rows: 6,
+            panels: [2, 1],
+        },
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => Shape {
+            rows: 6,
+            panels: [1, 1],
+        },
+        Isa::Portable => Shape {
+            rows: 2,
+            panels: [1, 1],
+        },
+    }
+}
+
+/// `BITS` is 0 if weights are read from `levels`. A row has `C` vectors, of `P` panels.
+#[inline(always)]
+unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize, const P: usize>(call: &Call) {
+    let per_panel = C / P;
+    // SAFETY: by the contract of `Tile`: all places are inside of panels, rows and sums.
+    unsafe {
+        let mut acc = [[S::splat(0.0); C]; M];
+        let mut i = 0;
+        let mut g = 0;
+        while i < call.k {
+            let end = (i + call.group).min(call.k);
+            let mut t = [[S::splat(0.0); C]; M];
+            while i < end {
+                let count = (end - i).min(STEP);
+                if BITS == 0 {
+                    for k in 0..count {
+                        let mut w = [S::splat(0.0); C];
+                        for (v, w) in w.iter_mut().enumerate() {
+                            *w = S::load(call.levels.add((i + k) * C * S::LANES + v * S::LANES));
+                        }
+                        madd::<S, M, C>(&mut t, w, call, i + k);
+                    }
+                } else {
+                    let mut words = [step::<S, BITS>(call.codes[0], i / STEP, count < STEP); C];
+                    if M == 1 {
+                        for codes in &call.codes[..P] {
+                            // The processor's own prefetchers stop at the end of a page.
+                            S::prefetch(codes.add(i / STEP * BITS * PANEL / 4).wrapping_add(1024).cast());
+                        }
+                    }
+                    for (v, words) in words.iter_mut().enumerate().skip(1) {
+                        let panel = call.codes[v / per_panel].add(v % per_panel * S::LANES);
+                        *words = step::<S, BITS>(panel, i / STEP, count < STEP);
+                    }
+                    if count == STEP {
+                        eight::<S, BITS, M, C>(&mut t, words, call, i);
+                    } else {
+                        for k in 0..4 {
+                            madd::<S, M, C>(&mut t, levels::<S, BITS, C>(words, k), call, i + k);
+                        }
+                    }
+                }
+                i += count;
+            }
+            for v in 0..C {
+                let at = call.scales[v / per_panel].add(g * PANEL + v % per_panel * S::LANES);
+                let pair = S::words(at);
+                let scale = S::halves(pair);
+                let minus = S::sub(S::splat(0.0), S::halves(S::right(pair, 16)));
+                for m in 0..M {
+                    let sum = S::splat(*call.sums[m].add(g));
+                    acc[m][v] = S::fma(scale, S::fma(minus, sum, t[m][v]), acc[m][v]);
+                }
+            }
+            g += 1;
+        }
+        for (m, acc) in acc.into_iter().enumerate() {
+            for (v, acc) in acc.into_iter().enumerate() {
+                S::store(call.out.add(m * call.stride + v * S::LANES), acc);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn eight<S: Words, const BITS: usize, const M: usize, const C: usize>(
+    t: &mut [[S::F; C]; M],
+    words: [[S::U; 2]; C],
+    call: &Call,
+    i: usize,
+) {
+    // SAFETY: by the contract of `tile`.
+    unsafe {
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 0), call, i);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 1), call, i + 1);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 2), call, i + 2);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 3), call, i + 3);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 4), call, i + 4);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 5), call, i + 5);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 6), call, i + 6);
+        madd::<S, M, C>(t, levels::<S, BITS, C>(words, 7), call, i + 7);
+    }
+}
+
+#[inline(always)]
+unsafe fn levels<S: Words, const BITS: usize, const C: usize>(words: [[S::U; 2]; C], k: usize) -> [S::F; C] {
+    // SAFETY: by the contract of `tile`.
+    unsafe {
+        let mut out = [S::splat(0.0); C];
+        for (out, words) in out.iter_mut().zip(words) {
+            *out = level::<S, BITS>(words, k);
+        }
+        out
+    }
+}
+
+/// Adds weights `w` times element `i` of each row.
+#[inline(always)]
+unsafe fn madd<S: Words, const M: usize, const C: usize>(
+    t: &mut [[S::F; C]; M],
+    w: [S::F; C],
+    call: &Call,
+    i: usize,
+) {
+    for (m, t) in t.iter_mut().enumerate() {
+        // SAFETY: by the contract of `tile`.
+        unsafe {
+            let x = S::splat(*call.x[m].add(i));
+            for (t, w) in t.iter_mut().zip(w) {
+                *t = S::fma(w, x, *t);
+            }
+        }
+    }
+}
+
+/// Writes the weights of a panel before scale and bias, in rows `stride` floats apart.
+#[inline(always)]
+unsafe fn decode<S: Words, const BITS: usize>(panel: *const u32, k: usize, out: *mut f32, stride: usize) {
+    // SAFETY: by the contract of `Decode`.
+    unsafe {
+        for i in (0..k).step_by(STEP) {
+            let count = (k - i).min(STEP);
+            for c in (0..PANEL).step_by(S::LANES) {
+                let words = step::<S, BITS>(panel.add(c), i / STEP, count < STEP);
+                for j in 0..count {
+                    S::store(out.add((i + j) * stride + c), level::<S, BITS>(words, j));
+                }
+            }
+        }
+    }
+}
+
+/// Decodes `k` weights of each column of a panel to rows of floats.
+///
+/// # Safety
+/// As for [`Tile`]; the last argument is the distance of rows, at least 16.
+pub type Decode = unsafe fn(*const u32, usize, *mut f32, usize);
+
+/// Defines the functions of an instruction set: `$c` vectors in tiles of one row and of more.
+macro_rules! functions {
+    (
+        $name:ident, $simd:ty, [$c1:literal, $c:literal], [$p1:literal, $p:literal], $($m:literal)*;
+        $($feature:literal)?
+    ) => {
+        mod $name {
+            use super::*;
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn one<const BITS: usize>(call: &Call) {
+                // SAFETY: by the contract of `Tile`.
+                unsafe { tile::<$simd, BITS, 1, $c1, $p1>(call) }
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn rows<const BITS: usize, const M: usize>(call: &Call) {
+                // SAFETY: by the contract of `Tile`.
+                unsafe { tile::<$simd, BITS, M, $c, $p>(call) }
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn decoded<const BITS: usize>(panel: *const u32, k: usize, out: *mut f32, stride: usize) {
+                // SAFETY: by the contract of `Decode`.
+                unsafe { decode::<$simd, BITS>(panel, k, out, stride) }
+            }
+
+            fn of_width<const BITS: usize>(rows_of: usize) -> Option<Tile> {
+                match rows_of {
+                    1 => Some(one::<BITS>),
+                    $($m => Some(rows::<BITS, $m>),)*
+                    _ => None,
+                }
+            }
+
+            pub(super) fn pick(bits: usize, rows: usize) -> Option<Tile> {
+                match bits {
+                    0 => of_width::<0>(rows),
+                    4 => of_width::<4>(rows),
+                    8 => of_width::<8>(rows),
+                    _ => None,
+                }
+            }
+
+            pub(super) fn decoder(bits: usize) -> Option<Decode> {
+                match bits {
+                    2 => Some(decoded::<2>),
+                    3 => Some(decoded::<3>),
+                    4 => Some(decoded::<4>),
+                    5 => Some(decoded::<5>),
+                    6 => Some(decoded::<6>),
+                    8 => Some(decoded::<8>),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+functions!(portable, simd::Portable, [4, 4], [1, 1], 2;);
+#[cfg(target_arch = "x86_64")]
+functions!(avx2, simd::x86::Avx2, [4, 2], [2, 1], 2 4 6; "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+functions!(
+    avx512, simd::x86::Avx512, [4, 2], [4, 2], 2 4 6 8;
+    "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
+);
+#[cfg(target_arch = "aarch64")]
+functions!(neon, simd::arm::Neon, [4, 4], [1, 1], 2 4 6;);
+
+/// The function for tiles of `rows` rows; `bits` is 0 for decoded weights.
+pub fn pick(isa: Isa, bits: usize, rows: usize) -> Option<Tile> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::AvxVnni => avx2::pick(bits, rows),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512::pick(bits, rows),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => neon::pick(bits, rows),
+        _ => portable::pick(bits, rows),
+    }
+}
+
+pub fn decoder(isa: Isa, bits: usize) -> Option<Decode> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::AvxVnni => avx2::decoder(bits),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512::decoder(bits),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => neon::decoder(bits),
+        _ => portable::decoder(bits),
+    }
+}

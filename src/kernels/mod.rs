@@ -1,0 +1,27 @@
+//! Kernels, one file each: the descriptor with the arguments, and beside it the native kernel.
+//!
+//! The folders are groups, with the names of the operators' groups. The sources of GPU kernels have
+//! the same groups and names in `cl/` and `shaders/`. Paths leave the group out:
+//! `kernels::softmax` is in the folder `reduce`.
+
+#[cfg(feature = "cpu")]
+pub mod cpu;
+pub mod dots;
+
+/// The groups. Other modules use the kernels by their paths without the group.
+#[path = "."]
+#[expect(clippy::module_inception, reason = "some groups have the name of a kernel")]
+mod groups {
+    pub mod attention;
+    pub mod conv;
+    pub mod elementwise;
+    pub mod matmul;
+    pub mod movement;
+    pub mod norm;
+    pub mod probe;
+    pub mod quantized;
+    pub mod reduce;
+}
+pub use groups::{
+    attention::*, conv::*, elementwise::*, matmul::*, movement::*, norm::*, probe::*, quantized::*, reduce::*,
+};

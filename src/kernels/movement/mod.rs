@@ -1,0 +1,9 @@
+pub mod check_indices;
+pub mod concat;
+pub mod gather;
+pub mod gather_e0m;
+pub mod gather_places;
+pub mod pad;
+pub mod range;
+pub mod strided;
+pub mod trilu;

@@ -1,0 +1,2 @@
+pub mod lrn;
+pub mod norm;

@@ -1,0 +1,10 @@
+pub mod dynamic_quantize;
+pub mod int8_binary;
+pub mod int8_conv;
+pub mod int8_layout;
+pub mod int8_matmul;
+pub mod int8_pool;
+pub mod int8_quantize;
+pub mod int8_softmax;
+pub mod int8_table;
+pub mod matmul_integer;

@@ -1,0 +1,5 @@
+pub mod arg_max;
+pub mod cumulative;
+pub mod reduce;
+pub mod softmax;
+pub mod top_k;
