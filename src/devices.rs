@@ -24,19 +24,19 @@ pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>
     if let Some((_, refusal)) = options.only_on().filter(|(only, _)| *only != kind) {
         return Err(refusal);
     }
-    Ok(match kind {
+    match kind {
         #[cfg(feature = "opencl")]
-        BackendKind::OpenCl => Box::new(crate::backend::opencl::OpenCl::open(options)?),
+        BackendKind::OpenCl => Ok(Box::new(crate::backend::opencl::OpenCl::open(options)?)),
         #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => Box::new(crate::backend::wgpu::Wgpu::open(options)?),
+        BackendKind::Wgpu => Ok(Box::new(crate::backend::wgpu::Wgpu::open(options)?)),
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => {
             let table = &crate::kernels::cpu::TABLE;
-            Box::new(crate::backend::cpu::Cpu::open(options, table)?)
+            Ok(Box::new(crate::backend::cpu::Cpu::open(options, table)?))
         }
         #[allow(unreachable_patterns, reason = "a build with all backends")]
-        _ => return Err(not_compiled(kind)),
-    })
+        _ => Err(not_compiled(kind)),
+    }
 }
 
 fn not_compiled(kind: BackendKind) -> BackendError {

@@ -5,7 +5,7 @@ use crate::mutate::EDGES;
 use crate::work::{Random, folder, put};
 use prost::Message;
 use std::sync::{Arc, OnceLock};
-use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, isa::Isa};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions, isa::Isa};
 use transformer_lite::unstable::cache::Store;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::devices;

@@ -9,7 +9,7 @@ use maker::Made;
 use prost::Message;
 use std::path::Path;
 use std::sync::OnceLock;
-use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::onnx::proto::TensorProto;

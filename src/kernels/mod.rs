@@ -4,6 +4,13 @@
 //! the same groups and names in `cl/` and `shaders/`. Paths leave the group out:
 //! `kernels::softmax` is in the folder `reduce`.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "native kernels convert between element types; sizes are those of memory"
+)]
+
 #[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod dots;

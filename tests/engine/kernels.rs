@@ -11,7 +11,6 @@ use std::path::Path;
 use std::sync::OnceLock;
 use tlite_testing::Tier;
 #[cfg(feature = "cpu")]
-use transformer_lite::unstable::backend::cpu::kernels as native;
 use transformer_lite::unstable::backend::device_presets::{Family, Phone};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::kernel::{Kernel, KernelSpec, Language};
@@ -20,6 +19,8 @@ use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
 use transformer_lite::unstable::graph::op::all;
 use transformer_lite::unstable::graph::pass::Target;
+#[cfg(feature = "cpu")]
+use transformer_lite::unstable::kernels::cpu;
 use transformer_lite::unstable::llm::engine::{Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::probe;
 use transformer_lite::unstable::tensor::DType;
@@ -184,23 +185,13 @@ fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     all.filter(|(_, k)| !k.is_native()).collect()
 }
 
-/// Native kernels declare the arguments of their descriptors once more.
+/// The native form of a descriptor is found by its arguments too.
 #[cfg(feature = "cpu")]
 #[test]
-fn native_kernels_take_what_descriptors_declare() {
-    let operators = all().flat_map(|d| d.kernels);
-    let all: Vec<&Kernel> = operators
-        .chain(probe::KERNELS)
-        .chain(random::KERNELS)
-        .copied()
-        .collect();
-    for name in native::names() {
-        let kernel = all.iter().find(|k| k.name == name);
-        assert!(kernel.is_some_and(|k| native::matches(k)), "{name}");
-    }
-    for kernel in all.iter().filter(|k| k.is_native()) {
-        assert!(native::names().any(|n| n == kernel.name), "{}", kernel.name);
-    }
+fn descriptors_without_sources_have_native_kernels() {
+    let mut native = all().flat_map(|d| d.kernels).filter(|k| k.is_native());
+    let has = |k: &&Kernel| cpu::TABLE.entries.iter().any(|e| e.is_of(k));
+    assert_eq!(native.find(|k| !has(k)).map(|k| k.name), None);
 }
 
 /// The languages of a kernel's sources; variants may have only one.
@@ -245,18 +236,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// File stems of a folder of the repository, by extension; any other file is a mistake.
+/// The files below a folder of the repository, as paths in it without the extension; any other file
+/// is a mistake.
 fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
-    let path = root().join(folder);
     let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(&path).unwrap() {
+    for entry in std::fs::read_dir(root().join(folder)).unwrap() {
         let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
         if path.is_dir() {
-            assert!(
-                path.ends_with("common") || path.ends_with("variants"),
-                "{} is not a folder of kernels",
-                path.display()
-            );
+            let inner = stems(&format!("{folder}/{stem}"), extension);
+            found.extend(inner.into_iter().map(|file| format!("{stem}/{file}")));
             continue;
         }
         assert_eq!(
@@ -265,7 +254,17 @@ fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
             "{}",
             path.display()
         );
-        found.insert(path.file_stem().unwrap().to_str().unwrap().to_owned());
+        found.insert(stem);
     }
     found
+}
+
+/// The kernels' files in a language, without common helpers.
+fn sources(language: Language) -> BTreeSet<String> {
+    let mut all = match language {
+        Language::OpenClC => stems("cl", "cl"),
+        Language::Wgsl => stems("shaders", "wgsl"),
+    };
+    all.retain(|file| !file.starts_with("common/"));
+    all
 }

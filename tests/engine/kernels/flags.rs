@@ -1,6 +1,6 @@
 //! Flags of generic kernels: each makes another kernel of the file, so there are few.
 
-use super::{root, stems};
+use super::{kernels, root, stems};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Defines that are numbers; sources also test whether they are given.
@@ -35,23 +35,27 @@ const MANY_FLAGS: &[(&str, usize, &str)] = &[
 #[test]
 fn generic_kernels_have_few_flags() {
     let mut flags: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let all_kernels = kernels();
     for (folder, extension) in [("cl", "cl"), ("shaders", "wgsl")] {
-        for sub in ["", "common/"] {
-            for stem in stems(&format!("{folder}/{sub}"), extension) {
-                let path = root().join(format!("{folder}/{sub}{stem}.{extension}"));
-                let text = std::fs::read_to_string(path).unwrap();
-                let tests = text.lines().filter_map(|line| {
-                    let (directive, name) = line.trim().split_once(' ')?;
-                    ["#ifdef", "#ifndef"].contains(&directive).then(|| name.trim())
-                });
-                let counts = |name: &&str| {
-                    !["HAS_", "IMAGE_"].iter().any(|p| name.starts_with(p))
-                        && !["FINITE_HALF", "FOLDED", "IN_PLACE", "ROUNDS", "SOFT_HALF"].contains(name)
-                        && !NUMBERS.contains(name)
-                };
-                let all = flags.entry(format!("{sub}{stem}")).or_default();
-                all.extend(tests.filter(counts).map(str::to_owned));
+        for file in stems(folder, extension) {
+            let path = root().join(format!("{folder}/{file}.{extension}"));
+            let name = file.rsplit('/').next().unwrap_or_default();
+            if all_kernels.get(name).is_some_and(|k| k.variant.is_some()) {
+                continue;
             }
+            let name = if file.starts_with("common/") { &file } else { name };
+            let text = std::fs::read_to_string(path).unwrap();
+            let tests = text.lines().filter_map(|line| {
+                let (directive, name) = line.trim().split_once(' ')?;
+                ["#ifdef", "#ifndef"].contains(&directive).then(|| name.trim())
+            });
+            let counts = |name: &&str| {
+                !["HAS_", "IMAGE_"].iter().any(|p| name.starts_with(p))
+                    && !["FINITE_HALF", "FOLDED", "IN_PLACE", "ROUNDS", "SOFT_HALF"].contains(name)
+                    && !NUMBERS.contains(name)
+            };
+            let all = flags.entry(name.to_owned()).or_default();
+            all.extend(tests.filter(counts).map(str::to_owned));
         }
     }
     let mut many = Vec::new();

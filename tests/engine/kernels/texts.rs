@@ -1,21 +1,25 @@
 //! Files of kernels: their names, the words in them, and what descriptors declare of them.
 
-use super::{is_probe, kernels, languages, root, source, specs, stems};
+use super::{is_probe, kernels, languages, root, source, sources, specs, stems};
 use std::collections::BTreeSet;
 use transformer_lite::unstable::backend::kernel::{Feature, Kernel, KernelSpec, LINEAR, Language, Role};
 
 #[test]
 fn files_and_descriptors_pair_up() {
-    for (folder, is_variant) in [("", false), ("/variants", true)] {
-        let all = kernels();
-        let declared = |language| -> BTreeSet<String> {
-            let own = all.values().filter(|k| k.variant.is_some() == is_variant);
-            let own = own.filter(|k| languages(k).any(|l| l == language));
-            own.map(|k| k.name.to_owned()).collect()
-        };
-        let [cl, wgsl] = Language::ALL.map(declared);
-        assert_eq!(stems(&format!("cl{folder}"), "cl"), cl);
-        assert_eq!(stems(&format!("shaders{folder}"), "wgsl"), wgsl);
+    let all = kernels();
+    for language in Language::ALL {
+        let own = all.values().filter(|k| languages(k).any(|l| l == language));
+        let declared: BTreeSet<&str> = own.map(|k| k.name).collect();
+        let files = sources(language);
+        let names = files.iter().map(|file| file.rsplit('/').next().unwrap());
+        assert_eq!(names.collect::<BTreeSet<_>>(), declared, "{language}");
+        assert_eq!(files.len(), declared.len(), "{language}: names are unique");
+    }
+    // A kernel is in the same group in both languages.
+    let [cl, wgsl] = Language::ALL.map(sources);
+    for file in cl.symmetric_difference(&wgsl) {
+        let name = file.rsplit('/').next().unwrap();
+        assert_eq!(languages(all[name]).count(), 1, "{file}");
     }
     let (mut cl, mut wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
     let one = [
@@ -116,15 +120,9 @@ const FORBIDDEN: &[&str] = &[
 #[test]
 fn kernel_texts_hold_no_forbidden_words() {
     let mut files = 0;
-    for folder in ["", "/common", "/variants"]
-        .map(|f| ["cl", "shaders"].map(|l| format!("{l}{f}")))
-        .concat()
-    {
-        for entry in std::fs::read_dir(root().join(folder))
-            .unwrap()
-            .map(|e| e.unwrap().path())
-            .filter(|p| p.is_file())
-        {
+    for (folder, extension) in [("cl", "cl"), ("shaders", "wgsl")] {
+        for file in stems(folder, extension) {
+            let entry = root().join(format!("{folder}/{file}.{extension}"));
             let text = std::fs::read_to_string(&entry).unwrap();
             let stem = entry.file_stem().and_then(|s| s.to_str());
             if kernels()

@@ -19,7 +19,7 @@ const TESTS: [&str; 4] = ["tests", "test", "benches", "examples"];
 fn part(file: &str) -> String {
     let folders: Vec<&str> = file.split('/').collect();
     let depth = match folders[..] {
-        ["src", "graph" | "backend", _, _, ..] => 3,
+        ["src", "graph" | "backend" | "kernels", _, _, ..] => 3,
         ["src" | "crates" | "web", _, _, ..] => 2,
         _ => 1,
     };
@@ -114,5 +114,5 @@ const A: u8 = 1;
     assert_eq!(part("src/graph/op/reduce/softmax.rs"), "src/graph/op");
     assert_eq!(part("src/graph/mod.rs"), "src/graph");
     assert_eq!(part("src/lib.rs"), "src");
-    assert_eq!(part("cl/softmax.cl"), "cl");
+    assert_eq!(part("cl/reduce/softmax.cl"), "cl");
 }

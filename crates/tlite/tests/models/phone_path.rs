@@ -31,8 +31,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::suite::Suite;
-use transformer_lite::unstable::backend::{self, BackendKind};
-use transformer_lite::unstable::devices;
+use transformer_lite::unstable::backend::BackendKind;
 
 /// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow
 /// device.
@@ -47,7 +46,7 @@ pub fn trials(suite: &mut Suite) {
     if model.is_none() {
         suite.not_set("TLITE_TEST_MODEL_DIR names no folder with a model");
     }
-    if let Err(e) = devices::list(BackendKind::OpenCl) {
+    if let Err(e) = transformer_lite::unstable::devices::list(BackendKind::OpenCl) {
         suite.no_device(&tlite_testing::Missing {
             backend: BackendKind::OpenCl.to_string(),
             why: e.to_string(),

@@ -1,5 +1,5 @@
 //! Normalization of rows by mean and variance, with scale and bias (`norm`), and its form without
-//! mean and bias (`variants/norm_row`).
+//! mean and bias (`norm_row`).
 
 use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, part, pieces_of, product, reach};
 use crate::backend::cpu::isa::Isa;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tlite_testing::faulty::{Failure, Faulty};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
-use transformer_lite::unstable::backend::{self, Backend, BackendError, BackendKind, OpenOptions};
+use transformer_lite::unstable::backend::{Backend, BackendError, BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::devices;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
-use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 use transformer_lite::unstable::devices;
 

@@ -5,7 +5,7 @@ use super::play::{self, Outcome};
 use super::{Add, Model, ONE, PROFILES, TOKENS, of};
 use tlite_fake_driver::{Config, Profile};
 use tlite_testing::Text;
-use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::devices;
 
 /// The trials of a model.
