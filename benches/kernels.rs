@@ -13,7 +13,6 @@ use half::f16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{self, BackendKind};
-use transformer_lite::unstable::devices;
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::op::Op;
 use transformer_lite::unstable::graph::op::attention::Attention;
@@ -60,7 +59,7 @@ fn node(
     results: usize,
     float: DType,
 ) -> Result<Bench, AnyError> {
-    let backend = devices::open(kind, &backend::OpenOptions::default())?;
+    let backend = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::default())?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let (mut inputs, mut states, mut writes, mut rows) = (Vec::new(), Vec::new(), Vec::new(), 0);

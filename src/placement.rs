@@ -265,8 +265,8 @@ impl Placement {
     /// Notes for the user about the device that was opened; `caps` is `None` for the host.
     pub fn notes(&self, caps: Option<&Caps>) -> Vec<Note> {
         let emulated = caps.filter(|caps| {
-            let native = caps.profile.is_native();
-            caps.kind == DeviceKind::Cpu && !native && BackendKind::compiled().any(|k| k == BackendKind::Cpu)
+            let compiles = caps.profile.language().is_some();
+            caps.kind == DeviceKind::Cpu && compiles && BackendKind::compiled().any(|k| k == BackendKind::Cpu)
         });
         let emulated = emulated.map(|caps| Note::GpuKernelsOnCpu {
             device: caps.device.clone(),

@@ -220,7 +220,7 @@ impl Shape {
             u64::MAX
         };
         let most = caps.profile.max_view_bytes.min(caps.max_buffer_bytes).min(memory);
-        let (items, groups) = match caps.profile.is_native() {
+        let (items, groups) = match caps.profile.divides_work() {
             true => (1, units.saturating_mul(8)),
             false => (256.min(caps.profile.max_workgroup), units.saturating_mul(16)),
         };
@@ -545,7 +545,7 @@ impl Bench<'_> {
         let items = u64::from(self.shape.items);
         let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
         // Eight chains of vectors.
-        let lanes: u64 = if self.caps.profile.is_native() { 16 } else { 4 };
+        let lanes: u64 = if self.caps.profile.divides_work() { 16 } else { 4 };
         let operations = 2 * 8 * lanes * items;
         probe.f32_flops_per_s = self.rate(&self.shape.plain(&SINGLE), y, operations, &floats)?;
         match self.shape.half(&self.caps) {

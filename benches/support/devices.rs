@@ -1,6 +1,6 @@
 //! The backends that benchmarks run on.
 
-use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::devices;
 
 /// The backends that have a device. Panics where `REQUIRE_BACKENDS`, a list with commas, names one

@@ -34,6 +34,8 @@ pub enum KernelCode {
 pub struct NativeKernels {
     /// Whether there is a kernel for these types and defines.
     pub has: fn(&KernelSpec) -> bool,
+    /// Whether there is a native form of a kernel, for some types and defines.
+    pub runs: fn(&Kernel) -> bool,
 }
 
 impl PartialEq for NativeKernels {
@@ -199,8 +201,38 @@ impl DeviceProfile {
         }
     }
 
-    /// Whether kernels are functions that divide the work themselves ([`KernelCode::Native`]).
-    pub fn is_native(&self) -> bool {
+    /// Whether the device has code for a kernel: a source in its language, or a native kernel.
+    pub fn runs(&self, kernel: &Kernel) -> bool {
+        match self.code {
+            KernelCode::Source(language) => kernel.sources.of(language).is_some(),
+            KernelCode::Native(native) => (native.runs)(kernel),
+        }
+    }
+
+    /// Kernels divide the work of a dispatch among threads themselves, so lowering need not split
+    /// it into many work-groups.
+    pub fn divides_work(&self) -> bool {
+        matches!(self.code, KernelCode::Native(_))
+    }
+
+    /// Kernels read packed weights in panels of [`PANEL`](crate::tensor::PANEL) columns. Others
+    /// read neighbouring columns of whole rows.
+    pub fn reads_panels(&self) -> bool {
+        matches!(self.code, KernelCode::Native(_))
+    }
+
+    /// Kernels multiply quantized weights by activations of 16 bits, which are as good as floats.
+    pub fn multiplies_int16(&self) -> bool {
+        matches!(self.code, KernelCode::Native(_))
+    }
+
+    /// A row of a result does not depend on the number of rows: each size uses the same kernels.
+    pub fn has_independent_rows(&self) -> bool {
+        matches!(self.code, KernelCode::Native(_))
+    }
+
+    /// Buffers are memory of the host, under the limits of the process.
+    pub fn uses_host_memory(&self) -> bool {
         matches!(self.code, KernelCode::Native(_))
     }
 

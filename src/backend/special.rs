@@ -23,7 +23,7 @@ fn expected(v: f32) -> [f32; 4] {
 /// Whether the device keeps NaN and infinities in memory, comparisons and arithmetic: the stored
 /// result, else by a small kernel, whose result is stored. `None` if that kernel does not run.
 pub fn keeps(backend: &mut dyn Backend, store: Option<&Store>) -> Option<bool> {
-    if backend.caps().profile.is_native() {
+    if backend.caps().profile.language().is_none() {
         return Some(true);
     }
     let spec = spec();

@@ -86,7 +86,7 @@ impl SequenceConfig {
             self.short_prefill = breakpoints
                 .rows
                 .map(|n| n.filter(|n| *n < self.chunk).unwrap_or(0));
-        } else if caps.profile.is_native() {
+        } else if caps.profile.divides_work() {
             // More tokens keep more threads busy. Longer runs would answer Ctrl-C late.
             let chunk = match caps.profile.compute_units {
                 ..=2 => CHUNK,

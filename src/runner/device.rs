@@ -127,7 +127,7 @@ impl Device {
         options: &RunnerOptions,
     ) -> Result<Self> {
         let float = options.float;
-        if float == DType::F16 && backend.caps().profile.is_native() {
+        if !backend.caps().profile.storage_types().contains(&float) {
             return Err(DeviceOnly::halves_on_native());
         }
         let backend = SharedBackend::new(backend);

@@ -164,7 +164,7 @@ pub const UNITS: [u32; 3] = [1, 8, 4096];
 /// as a GPU of each family.
 fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let caps = device.caps();
-    if caps.profile.is_native() {
+    if caps.profile.language().is_none() {
         return vec![caps.clone()];
     }
     let shared = units.iter().map(|units| {
@@ -244,7 +244,7 @@ pub fn run(
             Err(_) if limit.is_some() => continue,
             planned => planned?,
         };
-        let counts = limit.is_none() && !caps.profile.is_native();
+        let counts = limit.is_none() && !caps.profile.divides_work();
         planned.check_dispatches(scenario.dispatches.filter(|_| counts))?;
         let steps = planned.steps();
         if seen.contains(&steps) {

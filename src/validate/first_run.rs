@@ -391,10 +391,10 @@ fn unknown<'s>(
     caps: &Caps,
     validated: Option<&ValidatedKernels<'_>>,
 ) -> impl Iterator<Item = &'s KernelSpec> {
-    let native = caps.profile.is_native();
+    let compiles = caps.profile.language().is_some();
     specs
         .into_iter()
-        .filter(move |spec| !native && !validated.is_some_and(|v| v.contains(spec)))
+        .filter(move |spec| compiles && !validated.is_some_and(|v| v.contains(spec)))
 }
 
 /// Compares the kernels without a result in `store` with the reference, and stores which are

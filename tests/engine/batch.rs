@@ -270,7 +270,10 @@ fn wrong_spans_are_errors() {
 fn native_rows_do_not_depend_on_the_step() {
     let (_dir, model) = tiny_model("llama", Default::default());
     let file = model.join("model.onnx");
-    for device in devices().into_iter().filter(|d| d.caps.profile.is_native()) {
+    for device in devices()
+        .into_iter()
+        .filter(|d| d.caps.profile.language().is_none())
+    {
         let target = Target::DEVICE.with(Logits::Chosen).on(&device.caps);
         let decoder = DecoderBuilder::new(&target)
             .load(&file, ImportOptions::default())
@@ -305,7 +308,10 @@ fn native_rows_do_not_depend_on_the_step() {
 fn steps_allocate_nothing_once_they_have_run() {
     let (_dir, model) = tiny_model("llama", Default::default());
     let file = model.join("model.onnx");
-    for device in devices().into_iter().filter(|d| d.caps.profile.is_native()) {
+    for device in devices()
+        .into_iter()
+        .filter(|d| d.caps.profile.language().is_none())
+    {
         let target = Target {
             greedy: true,
             ..Target::DEVICE.with(Logits::Chosen).on(&device.caps)
@@ -411,7 +417,7 @@ fn windows_do_not_depend_on_the_step() {
 /// For each pair, whether caches have 8 bits, and whether results are the same bits.
 fn each_gets_what_it_gets_alone(model: &Model, kinds: &[(bool, bool)]) {
     for device in devices() {
-        let native = device.caps.profile.is_native();
+        let native = device.caps.profile.language().is_none();
         for &(kv_q8, exact) in kinds {
             let alone = steps(&device, model, exact, kv_q8);
             let together = steps(&device, model, exact, kv_q8);

@@ -111,7 +111,9 @@ fn add(
         suite.add_if(runs(storage), SAMPLE, name, move || {
             let _turn = device.turn();
             let run = |s| {
-                if device.caps.profile.is_native() && case::runs_on_host(&s, &device.caps, storage).text()? {
+                if device.caps.profile.language().is_none()
+                    && case::runs_on_host(&s, &device.caps, storage).text()?
+                {
                     return match WITHOUT_NATIVE.contains(&operator.as_str()) {
                         true => Ok(()),
                         false => Err(format!("{operator} has no native kernel")),

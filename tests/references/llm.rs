@@ -63,7 +63,7 @@ pub fn trials(suite: &mut Suite) {
         let label = d.label(&devices);
         for (name, run) in on_each {
             // A processor binds views of any size.
-            if name == "split_weights" && d.caps.profile.is_native() {
+            if name == "split_weights" && d.caps.profile.language().is_none() {
                 continue;
             }
             let device = d.clone();
@@ -121,7 +121,7 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
                 add(each, format!("agreement_as_{family:?}"), Box::new(run));
             }
         }
-        if d.caps.profile.is_native() {
+        if d.caps.profile.language().is_none() {
             add(
                 each,
                 "weights_stay_in_their_file".to_owned(),

@@ -375,7 +375,7 @@ impl Device {
     /// Its driver runs the kernels of GPUs on the processor. Below the nightly tier, tests that run
     /// whole models take shorter texts there.
     pub fn is_slow(&self) -> bool {
-        let emulates = self.caps.kind == DeviceKind::Cpu && !self.caps.profile.is_native();
+        let emulates = self.caps.kind == DeviceKind::Cpu && self.caps.profile.language().is_some();
         emulates && Tier::of_environment() < Tier::Nightly
     }
 

@@ -147,6 +147,8 @@ pub struct Table {
     pub entries: &'static [Entry],
     /// Whether there is a kernel for these types and defines on this processor.
     pub has: fn(&KernelSpec) -> bool,
+    /// Whether there is a kernel for some types and defines.
+    pub runs: fn(&Kernel) -> bool,
 }
 
 fn compile_as<K: Native>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {

@@ -156,7 +156,10 @@ fn caps(table: &'static Table, isa: Isa, threads: usize) -> Caps {
     let memory = crate::limits::usable_memory();
     let largest = memory.unwrap_or(isize::MAX as u64) & !3;
     let profile = DeviceProfile {
-        code: KernelCode::Native(NativeKernels { has: table.has }),
+        code: KernelCode::Native(NativeKernels {
+            has: table.has,
+            runs: table.runs,
+        }),
         view_align: ALIGN as u64,
         max_view_bytes: largest,
         local_bytes: 0,

@@ -96,7 +96,7 @@ impl Target {
     pub fn on(self, caps: &Caps) -> Self {
         Self {
             rotary_append: true,
-            native: caps.profile.is_native(),
+            native: caps.profile.multiplies_int16(),
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
             one_row: caps.profile.fast_local,

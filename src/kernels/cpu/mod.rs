@@ -26,6 +26,7 @@ use crate::backend::isa::Isa;
 pub static TABLE: Table = Table {
     entries: ENTRIES,
     has: |spec| compile(ENTRIES, spec, Isa::best()).is_some(),
+    runs: |kernel| ENTRIES.iter().any(|e| e.is_of(kernel)),
 };
 
 static ENTRIES: &[Entry] = &[

@@ -59,7 +59,7 @@ pub enum Reproducible {
 impl Reproducible {
     /// The way of a device, if results are to be reproducible.
     pub fn on(caps: &Caps, wanted: bool) -> Self {
-        match (wanted, caps.profile.is_native()) {
+        match (wanted, caps.profile.has_independent_rows()) {
             (false, _) => Self::No,
             (true, true) => Self::ByChunks,
             (true, false) => Self::ByPlan,

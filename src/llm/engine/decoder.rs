@@ -99,9 +99,9 @@ impl Decoder {
     /// The element type of the cache on a device: with native kernels, which compute in `f32`,
     /// halves unless single precision is requested.
     pub(super) fn state_float_on(&self, caps: &Caps) -> DType {
-        match (caps.profile.is_native(), self.float) {
-            (true, float) => float.unwrap_or(DType::F16),
-            (false, _) => self.float_on(caps),
+        match caps.profile.storage_types() {
+            [_] => self.float.unwrap_or(DType::F16),
+            _ => self.float_on(caps),
         }
     }
 
@@ -113,9 +113,9 @@ impl Decoder {
             DeviceKind::Cpu => DType::F32,
             DeviceKind::Discrete | DeviceKind::Integrated | DeviceKind::Other => DType::F16,
         };
-        match caps.profile.is_native() {
-            true => DType::F32,
-            false => self.float.unwrap_or(usual),
+        match caps.profile.storage_types() {
+            [only] => *only,
+            _ => self.float.unwrap_or(usual),
         }
     }
 

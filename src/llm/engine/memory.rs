@@ -109,7 +109,7 @@ impl Decoder {
         let weights = weight_bytes(&self.graph, plans)?;
         // Memory of the CPU counts under the limit of the model, except weights that are read in
         // place.
-        let allowed = Quota::current().filter(|_| caps.profile.is_native());
+        let allowed = Quota::current().filter(|_| caps.profile.uses_host_memory());
         let allowed = allowed.map_or(u64::MAX, |quota| {
             let copied = copied_bytes(&self.graph, plans, caps);
             let small = plans.iter().map(|p| p.live_bytes() + p.counters * 4).sum();

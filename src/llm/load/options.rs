@@ -195,15 +195,17 @@ impl LoadOptions {
 
     /// A usage error for options that a device does not support.
     pub(super) fn check_on(&self, caps: &Caps) -> Result<()> {
-        let native = caps.profile.is_native();
-        if self.act == Activations::Int16 && !native {
+        if self.act == Activations::Int16 && !caps.profile.multiplies_int16() {
             let what = format!(
                 "int16: only the cpu backend multiplies by them, not {}",
                 caps.backend
             );
             return Err(Error::usage("act", what));
         }
-        if self.float == Some(DType::F16) && native {
+        if self
+            .float
+            .is_some_and(|float| !caps.profile.storage_types().contains(&float))
+        {
             return Err(DeviceOnly::halves_on_native());
         }
         Ok(())
@@ -215,14 +217,14 @@ impl LoadOptions {
         Target {
             kv_q8: self.kv == KvType::Q8,
             activations: match self.act {
-                Activations::Auto if caps.profile.is_native() => ActivationType::Int16,
+                Activations::Auto if caps.profile.multiplies_int16() => ActivationType::Int16,
                 Activations::Auto | Activations::Float => ActivationType::Float,
                 Activations::Int16 => ActivationType::Int16,
                 Activations::Int8 => ActivationType::Int8,
             },
             greedy: self.greedy && generates,
-            // Native devices hold rows in memory of the host.
-            candidates: self.candidates && generates && !caps.profile.is_native(),
+            // The host reads rows in its own memory at once.
+            candidates: self.candidates && generates && !caps.profile.uses_host_memory(),
             ..Target::DEVICE.on(caps)
         }
     }

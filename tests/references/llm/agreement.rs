@@ -103,7 +103,7 @@ fn fed(
     let target = Target {
         activations: match way.0 {
             Activations::Int8 => ActivationType::Int8,
-            _ if share.caps().profile.is_native() => ActivationType::Int16,
+            _ if share.caps().profile.language().is_none() => ActivationType::Int16,
             _ => ActivationType::Float,
         },
         kv_q8: way.1 == KvType::Q8,

@@ -264,7 +264,7 @@ fn speeds_beside_limits(place: &Place<'_>) {
     };
     // Native kernels store caches in halves.
     let float = match place.caps.kind {
-        DeviceKind::Cpu if !place.caps.profile.is_native() => "f32",
+        DeviceKind::Cpu if place.caps.profile.language().is_some() => "f32",
         _ => "f16",
     };
     let used = |json: &Value| ["act", "kv", "recording"].map(|key| json[key].as_str().map(str::to_owned));

@@ -15,7 +15,7 @@ type Work = fn(&Starts) -> Outcome;
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
     // Native kernels are not compiled, so nothing of them is kept.
-    for d in devices.iter().filter(|d| !d.caps.profile.is_native()) {
+    for d in devices.iter().filter(|d| d.caps.profile.language().is_some()) {
         let works: [(&str, Work, Tier); 7] = [
             ("a_second_start_compiles_nothing", twice, Tier::Quick),
             ("damaged_files_are_made_anew", damaged, Tier::Quick),

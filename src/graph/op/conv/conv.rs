@@ -222,7 +222,7 @@ impl Op for Conv {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (lines, rows, channels) = self.lines(cx)?;
-        if cx.device().is_native() && cx.fact(1)?.as_const().is_some() {
+        if cx.device().runs(&crate::kernels::conv::PANELS) && cx.fact(1)?.as_const().is_some() {
             let images = parts("the input", &cx.shape(0)?.0)?.0.clone();
             return native::emit(cx, &lines, &images, self.group, rows, &channels);
         }

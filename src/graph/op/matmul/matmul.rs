@@ -218,7 +218,7 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
-        if let (true, Some(columns), true) = (constant, as_usize(n), cx.device().is_native()) {
+        if let (true, Some(columns), true) = (constant, as_usize(n), cx.device().runs(&PANELS)) {
             return self.emit_panels(cx, [&rows, n, k], columns, b.dtype);
         }
         let form = MatrixForm::of(cx, [&rows, n, &walk.count]);

@@ -192,7 +192,7 @@ pub(crate) fn packed_parts(
     for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
         // Neighbouring lanes of a GPU read neighbouring columns of whole rows.
-        let panel = if cx.device().is_native() { PANEL } else { stride };
+        let panel = if cx.device().reads_panels() { PANEL } else { stride };
         let pack = Pack::Columns {
             dtype: DType::U32,
             transpose: false,
@@ -459,7 +459,7 @@ impl MatMulE0m {
         for (what, columns) in [("first operand", k), ("result", n)] {
             cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
         }
-        if cx.device().is_native() {
+        if cx.device().runs(&crate::kernels::product_e0m::PRODUCT) {
             return self.emit_native(cx, k, weights, y);
         }
         if self.activations == ActivationType::Int8 {
@@ -559,7 +559,8 @@ impl MatMulE0m {
         let types = [cx.input(0)?.dtype, cx.output(0)?.dtype];
         let most = cx.upper_bound(&rows);
         let several = || self.several_rows(cx.device(), types, k, most);
-        let fits = cx.device().is_native() || rows.is(1) || several().is_some();
+        let fits =
+            cx.device().runs(&crate::kernels::product_e0m::PRODUCT) || rows.is(1) || several().is_some();
         Ok(fits && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 

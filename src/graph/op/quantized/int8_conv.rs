@@ -266,12 +266,12 @@ impl Op for Int8Conv {
         if self.is_depthwise() {
             return self.lower_depthwise(cx, &lines, words, rows);
         }
-        let native = cx.device().is_native();
-        let tile = if native { PANEL } else { WORD };
+        let panels = cx.device().reads_panels();
+        let tile = if panels { PANEL } else { WORD };
         let group = fixed_size(&m)? / fixed_size(&self.group().into())?.max(1);
         let args = Args::<Planned> {
             x: word_operand(cx, 0)?,
-            w: cx.weight(1, Pack::Words { tile, sums: native })?,
+            w: cx.weight(1, Pack::Words { tile, sums: panels })?,
             bias: cx.input(2)?,
             factors: cx.input(3)?,
             y: cx.output(0)?,

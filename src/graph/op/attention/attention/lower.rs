@@ -193,7 +193,7 @@ impl Node {
 
     /// Keys per work-group, if keys are split: one query has too few heads to fill a device.
     fn split(&self, device: &DeviceProfile) -> Option<i64> {
-        (self.single() && self.many && !device.is_native()).then_some(128)
+        (self.single() && self.many && !device.divides_work()).then_some(128)
     }
 
     /// Selects the kernel for results stored as `result`.
@@ -282,7 +282,7 @@ impl Node {
     /// The parameter `parts` of the generic kernel: sequences or tiles for native kernels, vectors
     /// of a head for others.
     fn own_parts(&self, device: &DeviceProfile) -> Dim {
-        match (device.is_native(), &self.paged) {
+        match (device.divides_work(), &self.paged) {
             (true, None) => self.batch.clone(),
             (true, Some(paged)) => paged.count.clone(),
             (false, _) => Dim::from(self.dim / self.vector()),
