@@ -19,7 +19,6 @@ use int4_twin::twins;
 use std::process::ExitCode;
 use std::sync::Arc;
 use transformer_lite::unstable::backend::{self, BackendKind, DeviceKind};
-use transformer_lite::unstable::devices;
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
@@ -111,7 +110,7 @@ fn products(
     count: usize,
     twin: Option<usize>,
 ) -> Result<Option<Executor>, AnyError> {
-    let backend = devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
+    let backend = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape::fixed(&[a.rows, k]))));
@@ -172,7 +171,7 @@ fn microseconds(executor: &mut Executor, kernel: &str) -> Result<Vec<f64>, AnyEr
 
 /// Bytes read and written in a second by the best of several copies with a plain kernel.
 fn copy_bandwidth(kind: BackendKind, a: &Arguments, bytes: usize) -> Result<f64, AnyError> {
-    let backend = devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
+    let backend = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let count = bytes / 4;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -209,7 +208,7 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
-    let caps = devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?
+    let caps = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?
         .caps()
         .clone();
     let cpu = caps.kind == DeviceKind::Cpu;

@@ -1,7 +1,7 @@
 //! Kernels as data: descriptors, specialisation, and expansion of the source in both languages.
 //!
-//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The sources of
-//! variants for some devices are in the folders `variants/`; a variant may have only one of them.
+//! A kernel is a pair `cl/<group>/<name>.cl` and `shaders/<group>/<name>.wgsl` with one descriptor
+//! in `src/kernels`. A variant for some devices may have only one of them.
 //! The parameter struct, operand declarations and accessors of both languages are generated from
 //! the descriptor, so the two texts cannot disagree about them:
 //!
