@@ -110,7 +110,8 @@ fn products(
     count: usize,
     twin: Option<usize>,
 ) -> Result<Option<Executor>, AnyError> {
-    let backend = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
+    let backend =
+        transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape::fixed(&[a.rows, k]))));
@@ -171,7 +172,8 @@ fn microseconds(executor: &mut Executor, kernel: &str) -> Result<Vec<f64>, AnyEr
 
 /// Bytes read and written in a second by the best of several copies with a plain kernel.
 fn copy_bandwidth(kind: BackendKind, a: &Arguments, bytes: usize) -> Result<f64, AnyError> {
-    let backend = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
+    let backend =
+        transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?;
     let count = bytes / 4;
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
@@ -208,9 +210,10 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn table(kind: BackendKind, a: &Arguments) -> Result<(), AnyError> {
-    let caps = transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?
-        .caps()
-        .clone();
+    let caps =
+        transformer_lite::unstable::devices::open(kind, &backend::OpenOptions::of(a.device.as_deref()))?
+            .caps()
+            .clone();
     let cpu = caps.kind == DeviceKind::Cpu;
     let copied = match (a.short, cpu) {
         (true, _) => 1 << 16,

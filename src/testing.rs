@@ -8,7 +8,7 @@ mod not_tested;
 mod values;
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-use crate::backend::{self, BackendKind};
+use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind};
 pub use values::{assert_carries, assert_error, assert_usage, carries};
 

@@ -110,7 +110,7 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{self, BackendKind, OpenOptions};
+    use crate::backend::{BackendKind, OpenOptions};
 
     #[test]
     fn every_device_here_keeps_special_numbers() {

@@ -8,7 +8,7 @@
 use super::kernel::{Arg, ByLanguage, FieldTy, Kernel, KernelSpec, Role, Ty};
 use super::{
     Backend, BackendError, BackendKind, BufferId, Command, KernelId, Launch, OpenOptions, ReplayMode,
-    SharedBackend, Stats, View, list,
+    SharedBackend, Stats, View,
 };
 use crate::kernel;
 use crate::tensor::DType;
@@ -108,7 +108,7 @@ fn scale_spec() -> KernelSpec {
 }
 
 fn open(kind: BackendKind) -> Box<dyn Backend> {
-    super::open(kind, &OpenOptions::default()).unwrap()
+    crate::devices::open(kind, &OpenOptions::default()).unwrap()
 }
 
 /// Opens a device that executes commands one by one, without replay or time slices.
@@ -118,7 +118,7 @@ fn open_direct(kind: BackendKind) -> Box<dyn Backend> {
         slice_ms: Some(0),
         ..OpenOptions::default()
     };
-    super::open(kind, &options).unwrap()
+    crate::devices::open(kind, &options).unwrap()
 }
 
 pub(super) fn view(buffer: BufferId, offset: u64, len: u64) -> View {
@@ -219,7 +219,7 @@ pub(super) fn assert_close(found: &[f32], expected: &[f64], dtype: DType) {
 }
 
 pub(super) fn devices_are_listed_with_sane_limits(kind: BackendKind) {
-    let all = list(kind).unwrap();
+    let all = crate::devices::list(kind).unwrap();
     assert!(!all.is_empty());
     for caps in &all {
         let device = &caps.profile;
@@ -244,14 +244,14 @@ pub(super) fn devices_are_listed_with_sane_limits(kind: BackendKind) {
         .find(|c| (&c.device, &c.driver) == (&caps.device, &caps.driver));
     assert_eq!(same.map(|c| c.kind), Some(caps.kind));
     let upper = format!("{}#1", caps.device.to_ascii_uppercase());
-    assert!(super::open(kind, &OpenOptions::of(Some(&upper))).is_ok());
+    assert!(crate::devices::open(kind, &OpenOptions::of(Some(&upper))).is_ok());
 }
 
 pub(super) fn an_unknown_device_is_refused_with_the_known_ones(kind: BackendKind) {
-    match super::open(kind, &OpenOptions::of(Some("no such device"))).err() {
+    match crate::devices::open(kind, &OpenOptions::of(Some("no such device"))).err() {
         Some(BackendError::NoDevice { asked, found }) => {
             assert_eq!(asked, "no such device");
-            for caps in list(kind).unwrap() {
+            for caps in crate::devices::list(kind).unwrap() {
                 assert!(found.contains(&caps.device), "{found}");
             }
         }

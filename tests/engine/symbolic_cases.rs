@@ -9,7 +9,7 @@ use proptest::{prop_oneof, strategy::Just, strategy::Strategy, strategy::ValueTr
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use transformer_lite::unstable::graph::op::case::{Case, input};
-use transformer_lite::unstable::graph::op::{ALL, InferCx};
+use transformer_lite::unstable::graph::op::{InferCx, all};
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use transformer_lite::unstable::tensor::HostTensor;
@@ -169,7 +169,7 @@ fn cases_at_random_sizes() {
     let sizes = prop_oneof![Just(0i64), Just(1i64), 2i64..8, 8i64..24];
     let mut draw = || sizes.new_tree(&mut runner).unwrap().current();
     let (mut checked, mut never, mut wrong) = (0, Vec::new(), BTreeSet::new());
-    for case in ALL.iter().flat_map(|def| (def.cases)()) {
+    for case in all().flat_map(|def| (def.cases)()) {
         let mut seen = false;
         for axes in [Axes::All, Axes::Batch, Axes::Spatial] {
             for data in [1, usize::MAX] {

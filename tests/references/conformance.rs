@@ -8,7 +8,8 @@
 //! it. `tests/references/expected_failures.txt` lists known failures; one that passes fails. With
 //! `CONFORMANCE_ERRORS` set, each comparison prints its error and its bound. With
 //! `CONFORMANCE_SAMPLE` set, one case of each operator runs in each storage type; the others are
-//! listed as ignored.
+//! listed as ignored. In the tier `ci`, devices with compilers and lower instruction sets run one
+//! case in three and one tuned set in six, and at least one of each operator and storage type.
 
 mod expected;
 mod symbolic;
@@ -17,8 +18,9 @@ mod tuned;
 use expected::Expectations;
 use std::sync::Arc;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::graph::op::{all, case::Case};
+use tlite_testing::{Device, Text, Tier};
+use transformer_lite::unstable::backend::isa::Isa;
+use transformer_lite::unstable::graph::op::{self, case::Case};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite::unstable::validate::case::{self, Depth, Scenario};
 
@@ -32,8 +34,10 @@ pub fn trials(suite: &mut Suite) {
     devices.extend(tlite_testing::lower_instruction_sets());
     let expectations = Arc::new(Expectations::load());
     let all = std::env::var_os("CONFORMANCE_SAMPLE").is_none();
+    let sparse = Tier::of_environment() == Tier::Ci;
+    let own = |device: &Device| device.caps.driver == Isa::best().name();
     let (mut device_cases, mut host_cases) = (0, 0);
-    for def in all() {
+    for def in op::all() {
         let (on_host, on_device): (Vec<Case>, Vec<Case>) = (def.cases)()
             .into_iter()
             .partition(|case| case.host_only.is_some());
@@ -46,9 +50,10 @@ pub fn trials(suite: &mut Suite) {
         }
         let last = on_device.len().saturating_sub(1);
         for (i, case) in on_device.into_iter().enumerate() {
-            // The first case in f16, and the last in f32.
-            let runs = |storage| all || i == if storage == DType::F16 { 0 } else { last };
             for device in &devices {
+                let taken = all && (!sparse || own(device) || i.is_multiple_of(3));
+                // The first case in f16, and the last in f32.
+                let runs = |storage| taken || i == if storage == DType::F16 { 0 } else { last };
                 let (name, case) = (case.name(), case.clone());
                 let make = move || Scenario::of(&case);
                 add(suite, &expectations, device, &devices, &name, runs, make);
@@ -69,10 +74,11 @@ pub fn trials(suite: &mut Suite) {
         }
     }
     for device in &devices {
-        for tuned in tuned::trials(device) {
+        for (i, tuned) in tuned::trials(device).into_iter().enumerate() {
             let name = format!("{}@{}", tuned.name, device.label(&devices));
             let device = device.clone();
-            suite.add_if(all, SAMPLE, name, move || tuned.run(&device));
+            let taken = all && (!sparse || i.is_multiple_of(6));
+            suite.add_if(taken, SAMPLE, name, move || tuned.run(&device));
         }
     }
     let names = suite.names();

@@ -40,7 +40,7 @@ fn listed_devices_have_the_limits_of_opencl() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    for caps in (DRIVER.list)().unwrap() {
+    for caps in super::list().unwrap() {
         assert!(caps.driver.contains("OpenCL "), "{caps:?}");
         assert_eq!(caps.profile.max_view_bytes, caps.max_buffer_bytes, "{caps:?}");
         if caps.driver.contains("PoCL") {
@@ -54,7 +54,7 @@ fn listed_devices_have_the_limits_of_opencl() {
 #[test]
 #[ignore = "started by the tests of missing drivers"]
 fn print_list() {
-    match (DRIVER.list)() {
+    match super::list() {
         Err(BackendError::NoDriver { backend, why }) => println!("NoDriver({backend}): {why}"),
         other => println!("{other:?}"),
     }

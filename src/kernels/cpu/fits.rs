@@ -1,8 +1,9 @@
 //! Operands of exact sizes fit, and those that are one element smaller do not.
 
-use crate::backend::cpu::args::{Arguments, Kernel, Memory};
+use crate::backend::cpu::args::{Bound, Kernel, Memory};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Arguments, Signature};
 use crate::kernels::cpu::blank;
 use crate::kernels::cpu::harness::memory;
 use crate::tensor::DType;
@@ -23,7 +24,7 @@ fn check<K: Kernel>(defines: &[(&'static str, i64)], words: &[usize], operands: 
         ..blank()
     };
     let words: Vec<u32> = words.iter().map(|w| *w as u32).collect();
-    assert_eq!(words.len(), K::Args::PARAMS.len());
+    assert_eq!(words.len(), K::Signature::PARAMS.len());
     let mut data: Vec<Vec<u8>> = operands.iter().map(|(t, n)| vec![0; n * t.size()]).collect();
     let whole: Vec<Option<Memory>> = data
         .iter_mut()
@@ -31,13 +32,14 @@ fn check<K: Kernel>(defines: &[(&'static str, i64)], words: &[usize], operands: 
         .collect();
     for isa in Isa::supported() {
         let kernel = K::new(&spec, isa).expect("a kernel");
-        let fits =
-            |operands: &[Option<Memory>]| kernel.fits(&K::Args::read(&words, operands).expect("arguments"));
+        let fits = |operands: &[Option<Memory>]| {
+            kernel.fits(&<K::Signature as Signature>::On::<Bound>::read(&words, operands).expect("arguments"))
+        };
         assert!(fits(&whole), "{isa:?} {words:?}");
         for name in checked {
-            let i = K::Args::OPERANDS
+            let i = K::Signature::OPERANDS
                 .iter()
-                .position(|n| n == name)
+                .position(|operand| operand.name == *name)
                 .expect("an operand");
             let mut less = whole.clone();
             let size = (operands[i].1 - 1) * operands[i].0.size();

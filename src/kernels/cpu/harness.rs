@@ -1,8 +1,9 @@
 //! Runs kernels in tests.
 
-use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Arguments, Signature};
 use crate::tensor::DType;
 
 /// Test data, determined by a seed.
@@ -56,9 +57,9 @@ pub fn run<K: Kernel>(
     threads: usize,
 ) {
     let kernel = K::new(spec, isa).expect("a kernel for the spec");
-    let args = K::Args::read(words, operands).expect("arguments");
-    assert_eq!(words.len(), K::Args::PARAMS.len());
-    assert_eq!(operands.len(), K::Args::OPERANDS.len());
+    let args = <K::Signature as Signature>::On::<Bound>::read(words, operands).expect("arguments");
+    assert_eq!(words.len(), K::Signature::PARAMS.len());
+    assert_eq!(operands.len(), K::Signature::OPERANDS.len());
     let f = |first: usize, values: &mut [f32], _: Option<&[f32]>| {
         for (i, v) in values.iter_mut().enumerate() {
             *v = after(first + i, *v);

@@ -230,9 +230,10 @@ impl<const N: usize> Cursor<N> {
 pub(crate) mod check {
     //! Runs kernels on all instruction sets and compares results.
 
-    use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
+    use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
     use crate::backend::cpu::isa::Isa;
     use crate::backend::kernel::KernelSpec;
+    use crate::backend::kernel::{Arguments, Signature};
     use crate::tensor::DType;
     use half::f16;
 
@@ -322,8 +323,8 @@ pub(crate) mod check {
         want: &[Given],
         tolerance: f32,
     ) {
-        assert_eq!(params.len(), K::Args::PARAMS.len());
-        assert_eq!(operands.len(), K::Args::OPERANDS.len());
+        assert_eq!(params.len(), K::Signature::PARAMS.len());
+        assert_eq!(operands.len(), K::Signature::OPERANDS.len());
         let first = operands.len() - want.len();
         let spec = KernelSpec {
             defines: defines.iter().copied().collect(),
@@ -339,7 +340,8 @@ pub(crate) mod check {
             {
                 let mut operands = operands.to_vec();
                 let memory: Vec<_> = operands.iter_mut().map(Given::memory).collect();
-                let args = K::Args::read(params, &memory).expect("arguments");
+                let args =
+                    <K::Signature as Signature>::On::<Bound>::read(params, &memory).expect("arguments");
                 assert!(kernel.fits(&args), "{params:?}");
                 let y = memory[first].expect("a result");
                 let store = Store {

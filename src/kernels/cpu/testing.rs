@@ -1,9 +1,10 @@
 //! Runs kernels in tests: every instruction set, several numbers of pieces, with and without an
 //! epilogue.
 
-use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Arguments, Signature};
 use crate::tensor::DType;
 use bytemuck::Pod;
 use std::marker::PhantomData;
@@ -51,7 +52,7 @@ impl<K: Kernel> Case<K> {
         };
         let kernel = K::new(&spec, isa).expect("a kernel");
         let memory: Vec<_> = operands.iter().map(|o| o.map(|o| o.1)).collect();
-        let args = K::Args::read(&self.words, &memory).expect("arguments");
+        let args = <K::Signature as Signature>::On::<Bound>::read(&self.words, &memory).expect("arguments");
         let f = |first: usize, values: &mut [f32], _: Option<&[f32]>| {
             for (i, v) in (first..).zip(values) {
                 *v = 2.0 * *v + (i % 7) as f32;

@@ -93,7 +93,7 @@ fn outputs_that_are_views_of_inputs_and_of_host_results() {
 }
 
 kernel! {
-    static IN_BOTH: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
+    static IN_BOTH: TypedKernel<Args> = "elementwise/pointwise" { count: U32 } [y: Out]
 }
 static IN_OPENCL_C: TypedKernel<Args> = TypedKernel::new(Kernel {
     sources: ByLanguage {

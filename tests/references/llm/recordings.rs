@@ -4,7 +4,7 @@
 use super::{Outcome, decoder, tokens};
 use std::path::Path;
 use tlite_testing::{Device, Text};
-use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, ReplayMode, Stats};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions, ReplayMode, Stats};
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;

@@ -111,7 +111,12 @@ pub fn trials(suite: &mut Suite) {
             ("schema", Input::Option("--json-schema")),
             ("lark", Input::Option("--grammar")),
         ] {
-            suite.add_in(Tier::Ci, format_args!("{target}@{backend}"), move || {
+            // Texts are read before a backend is opened.
+            let tier = match (target, backend) {
+                ("models", _) | (_, "cpu") => Tier::Ci,
+                _ => Tier::Nightly,
+            };
+            suite.add_in(tier, format_args!("{target}@{backend}"), move || {
                 all_end(target, input, &["--backend", backend])
             });
         }

@@ -13,6 +13,7 @@ mod faults;
 #[cfg(target_os = "linux")]
 mod hostile;
 mod models;
+mod older;
 mod phone_path;
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         ("hostile", hostile::trials),
         ("models", models::trials),
+        ("older", older::trials),
         ("phone_path", phone_path::trials),
     ])
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cpu::kernels::harness::Random;
+use crate::kernels::cpu::harness::Random;
 
 /// Integers of all magnitudes, and factors in both arithmetics.
 fn samples(random: &mut Random) -> [Vec<i32>; 4] {

@@ -23,7 +23,7 @@ use partials::Partials;
 use rows::{Rows, Stored};
 use std::ops::Range;
 
-type Args = super::Args<Bound>;
+pub(crate) type Args = super::Args<Bound>;
 
 /// Keys of a block.
 const BLOCK: usize = 64;

@@ -408,7 +408,8 @@ mod tests {
             };
             let kernel = Pool::new(&spec, isa).unwrap();
             let memory = [Some(testing::memory(&shifted)), Some(y)];
-            let args = <Args as crate::backend::cpu::args::Arguments>::read(&words(&c, 6), &memory).unwrap();
+            let args =
+                <Args as crate::backend::kernel::Arguments<Bound>>::read(&words(&c, 6), &memory).unwrap();
             let store = Store { y, epilogue: None };
             // SAFETY: one piece does all.
             let got = unsafe {

@@ -482,7 +482,7 @@ fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, taps: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::args::Arguments;
+    use crate::backend::kernel::Arguments;
     use crate::kernels::cpu::testing::{self, Case};
 
     /// o, `in_h`, `out_h`, mid, `in_w`, `out_w`, inner.

@@ -93,8 +93,9 @@ impl Kernel for Trilu {
 #[cfg(test)]
 mod tests {
     use super::Trilu;
-    use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
+    use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store};
     use crate::backend::cpu::isa::Isa;
+    use crate::backend::kernel::Arguments;
     use crate::backend::kernel::KernelSpec;
     use crate::kernels::cpu::moves::check::{Given, blank, expect, floats, ints};
     use crate::tensor::DType;

@@ -1,7 +1,8 @@
 //! Random weights and activations, and memory of operands, for tests.
 
-use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
 use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Arguments, Signature};
 use half::f16;
 
 /// Memory aligned to 64 bytes.
@@ -161,7 +162,7 @@ pub fn run<K: Kernel>(
     (y, epilogue): (Memory, Option<Epilogue<'_>>),
     threads: usize,
 ) {
-    let args = K::Args::read(words, operands).unwrap();
+    let args = <K::Signature as Signature>::On::<Bound>::read(words, operands).unwrap();
     assert!(kernel.fits(&args), "the operands have the sizes that they state");
     let pieces = kernel.pieces(&args, threads);
     let (store, mut scratch) = (

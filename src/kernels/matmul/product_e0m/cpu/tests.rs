@@ -1,6 +1,6 @@
 use super::testing::{Buffer, Epilogue, Rng, Weights, run, spec};
 use super::{Isa, Kernel, ProductE0m};
-use crate::kernels::cpu::quantize::Quantize;
+use crate::kernels::product_e0m::cpu_quantize::Quantize;
 
 /// A product with quantized activations.
 #[derive(Clone, Copy, Debug)]
