@@ -1,85 +1,98 @@
-// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row
-// of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
-// LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
-// them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
-// With WINDOW a row sees so many keys at most, up to its own place; none before those of the first row is read, except in its page. With RING a
-// cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
-// are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
+// softmax(scale * q k^T + mask) v, or with CAPPED of softcap * tanh(scores / softcap).
+//
+// The keys are processed in tiles of KEYS keys with a running maximum, so that no row of scores
+// leaves the work-group. A work-group takes VECTORS query vectors that share keys: HEADS heads of
+// one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key. Then
+// each work-item computes pieces of results, of 2 or 4 elements. If there are fewer pieces than
+// work-items, SLICES work-items share a piece (SHARED).
+//
+// With SPLIT, a work-group takes SPLIT keys and stores sums, their maximum and their total for
+// attention_merge. With WINDOW, a row sees at most WINDOW keys, the last of which is at its own
+// position. Keys before the window of the first row are not read, except in its page. With RING,
+// the cache keeps RING keys, and key i is at position i % RING.
+//
+// With CAUSAL, a row sees keys up to its own position. Tiles that no row of the work-group sees are
+// not read. With HAS_TILES, the rows are those of sequences in pages of KEYS keys, with TILE_GROUPS
+// work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
 #define VEC float4
-#define V 4
+#define WIDTH 4
 #define K_AT k_at4
 #define V_AT v_at4
 #define PUT y_put4
 #define PAIR(a, b) ((float4)(a, b, 0.0f, 0.0f))
 #else
 #define VEC float2
-#define V 2
+#define WIDTH 2
 #define K_AT k_at2
 #define V_AT v_at2
 #define PUT y_put2
 #define PAIR(a, b) ((float2)(a, b))
 #endif
-#define PARTS (DIM / V)
-// Part i of a row of keys or values. With Q8 a row is words of four signed bytes, and the factor of all of them.
+#define PIECES (DIM / WIDTH)
+// Piece i of a row of keys or values. With Q8, a row consists of words of four signed bytes,
+// followed by the factor of all of them.
 #ifdef Q8
-#define FOUR(word) convert_float4(as_char4(word))
-#define K_PART(row, i) FOUR(k_at((row) * (PARTS + 1) + (i)))
-#define V_PART(row, i) FOUR(v_at((row) * (PARTS + 1) + (i)))
-#define K_SCALE(row) as_float(k_at((row) * (PARTS + 1) + PARTS))
-#define V_SCALE(row) as_float(v_at((row) * (PARTS + 1) + PARTS))
+#define BYTES_TO_FLOATS(word) convert_float4(as_char4(word))
+#define K_PIECE(row, i) BYTES_TO_FLOATS(k_at((row) * (PIECES + 1) + (i)))
+#define V_PIECE(row, i) BYTES_TO_FLOATS(v_at((row) * (PIECES + 1) + (i)))
+#define K_SCALE(row) as_float(k_at((row) * (PIECES + 1) + PIECES))
+#define V_SCALE(row) as_float(v_at((row) * (PIECES + 1) + PIECES))
 #else
-#define K_PART(row, i) K_AT((row) * PARTS + (i))
-#define V_PART(row, i) V_AT((row) * PARTS + (i))
+#define K_PIECE(row, i) K_AT((row) * PIECES + (i))
+#define V_PIECE(row, i) V_AT((row) * PIECES + (i))
 #define K_SCALE(row) 1.0f
 #define V_SCALE(row) 1.0f
 #endif
-#define RESULTS (VECTORS * PARTS)
-// With ROLLED these are numbers that compilers do not know: a loop of loads that is unrolled runs out of registers.
+#define RESULTS (VECTORS * PIECES)
+// With ROLLED, these numbers are unknown to compilers, which would otherwise unroll a loop of loads
+// and run out of registers.
 #ifdef ROLLED
-#define DOT_PARTS p.parts
-#define TILE (p.parts / PARTS * KEYS)
+#define DOT_PIECES p.pieces
+#define TILE (p.pieces / PIECES * KEYS)
 #else
-#define DOT_PARTS PARTS
+#define DOT_PIECES PIECES
 #define TILE (uint)KEYS
 #endif
 #ifdef SHARED
-#define OWNED 1
-#define OWN(i) (lid % RESULTS)
+#define RESULTS_PER_ITEM 1
+#define RESULT_INDEX(i) (lid % RESULTS)
 #define SLICE (lid / RESULTS)
 #else
-#define OWNED ((RESULTS + WG - 1) / WG)
-#define OWN(i) (lid + (i) * WG)
+#define RESULTS_PER_ITEM ((RESULTS + WG - 1) / WG)
+#define RESULT_INDEX(i) (lid + (i) * WG)
 #define SLICE 0
 #endif
 #define LOWEST -3.4028235e38f
-// The maximum before the first key. With tiles, which have no masks, keys that a row does not see then have no weight at all.
+// The maximum before the first key. With tiles, which have no masks, it gives keys that a row does
+// not see a weight of exactly 0.
 #ifdef HAS_TILES
-#define TOP (LOWEST / 2)
+#define INITIAL_MAX (LOWEST / 2)
 #else
-#define TOP LOWEST
+#define INITIAL_MAX LOWEST
 #endif
-// Of vector r: its row, at most the last one, and its head.
+// The row of vector r, at most the last one; its head; and its position in q.
 #define ROW(r) min(row0 + (r) / HEADS, last_row)
 #define HEAD(r) (head0 + (r) % HEADS)
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
-// Number of keys up to the place of a row: `keys` for row BASE. Without tiles the last rows stand at the places of the last keys.
+// Number of keys up to the position of a row: `keys` for row BASE_ROW. Without tiles, the last rows
+// are at the positions of the last keys.
 #ifdef HAS_TILES
-#define BASE tile_row
+#define BASE_ROW tile_row
 #else
-#define BASE (p.rows - 1)
+#define BASE_ROW (p.rows - 1)
 #endif
-#define SEEN(row) (keys + (row) - BASE)
+#define KEYS_UP_TO(row) (keys + (row) - BASE_ROW)
 // Number of keys before the window of a row.
-#define HIDDEN(row) (max(keys + (row), BASE + WINDOW) - (BASE + WINDOW))
-// Where a key lies, in rows of heads.
+#define KEYS_BEFORE(row) (max(keys + (row), BASE_ROW + WINDOW) - (BASE_ROW + WINDOW))
+// The position of a key in the cache, in rows of heads.
 #ifdef HAS_TILES
-#define PLACE(key) ((page + (key) % KEYS) * p.kv_heads + kv)
+#define KEY_ROW(key) ((page + (key) % KEYS) * p.kv_heads + kv)
 #else
 #ifdef RING
-#define PLACE(key) (((key) % RING) * p.kv_heads + kv)
+#define KEY_ROW(key) (((key) % RING) * p.kv_heads + kv)
 #else
-#define PLACE(key) ((past + (key)) * p.kv_heads + kv)
+#define KEY_ROW(key) ((past + (key)) * p.kv_heads + kv)
 #endif
 #endif
 
@@ -94,14 +107,15 @@ KERNEL {
   uint lid = get_local_id(0), head0 = get_group_id(0) * HEADS, kv = head0 / (p.heads / p.kv_heads);
 #ifdef HAS_TILES
   uint tile = get_group_id(1) / TILE_GROUPS * 4, tile_row = tiles_at(tile), row_end = tile_row + tiles_at(tile + 1);
-  uint row0 = tile_row + get_group_id(1) % TILE_GROUPS * (VECTORS / HEADS), table = tiles_at(tile + 2), keys = tiles_at(tile + 3);
+  uint row0 = tile_row + get_group_id(1) % TILE_GROUPS * (VECTORS / HEADS), table = tiles_at(tile + 2),
+      keys = tiles_at(tile + 3);
   uint last_row = max(row_end, 1u) - 1;
 #else
   uint row0 = get_group_id(1) * (VECTORS / HEADS), row_end = p.rows, last_row = p.rows - 1, keys = live_at(p.live_keys);
 #endif
 #ifdef WINDOW
-  // The first row of the group reaches back furthest.
-  uint before = HIDDEN(row0);
+  // The window of the first row begins first.
+  uint before = KEYS_BEFORE(row0);
 #ifdef HAS_TILES
   before -= before % KEYS;
 #endif
@@ -113,8 +127,8 @@ KERNEL {
 #else
   uint batch = get_group_id(2), begin = before, end = keys;
 #ifdef CAUSAL
-  // The last row of the group sees most.
-  end = SEEN(ROW(VECTORS - 1));
+  // The last row of the group sees the most keys.
+  end = KEYS_UP_TO(ROW(VECTORS - 1));
 #endif
 #ifdef HAS_TILES
   if (row0 >= row_end) end = 0;
@@ -123,11 +137,11 @@ KERNEL {
   uint past = batch * p.keys;
   for (uint i = lid; i < VECTORS * DIM; i += WG)
     ((__local float *)query)[i] = q_at(VECTOR(i / DIM) * DIM + i % DIM) * p.scale;
-  for (uint r = lid; r < VECTORS; r += WG) top[r] = TOP;
+  for (uint r = lid; r < VECTORS; r += WG) top[r] = INITIAL_MAX;
   barrier(CLK_LOCAL_MEM_FENCE);
-  VEC sum[OWNED];
-  float total[OWNED];
-  for (uint i = 0; i < OWNED; i++) {
+  VEC sum[RESULTS_PER_ITEM];
+  float total[RESULTS_PER_ITEM];
+  for (uint i = 0; i < RESULTS_PER_ITEM; i++) {
     sum[i] = (VEC)(0.0f);
     total[i] = 0.0f;
   }
@@ -136,12 +150,12 @@ KERNEL {
     uint page = pages_at(table + first / KEYS) * KEYS;
 #endif
     for (uint at = lid; at < KEYS * LANES; at += WG) {
-      uint t = at / LANES, lane = at % LANES, row = PLACE(min(first + t, end - 1));
+      uint t = at / LANES, lane = at % LANES, row = KEY_ROW(min(first + t, end - 1));
       VEC dots[VECTORS];
       for (uint r = 0; r < VECTORS; r++) dots[r] = (VEC)(0.0f);
-      for (uint i = lane; i < DOT_PARTS; i += LANES) {
-        VEC x = K_PART(row, i);
-        for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PARTS + i];
+      for (uint i = lane; i < DOT_PIECES; i += LANES) {
+        VEC x = K_PIECE(row, i);
+        for (uint r = 0; r < VECTORS; r++) dots[r] += x * query[r * PIECES + i];
       }
       for (uint r = 0; r < VECTORS; r++) weight[(lane * VECTORS + r) * KEYS + t] = dot(dots[r], (VEC)(1.0f));
     }
@@ -150,7 +164,7 @@ KERNEL {
       uint r = i / KEYS, t = i % KEYS, key = min(first + t, end - 1);
       float score = weight[i];
       for (uint lane = 1; lane < LANES; lane++) score += weight[lane * (VECTORS * KEYS) + i];
-      score *= K_SCALE(PLACE(key));
+      score *= K_SCALE(KEY_ROW(key));
 #ifdef CAPPED
       score = p.softcap * tanh(clamp(score / p.softcap, -20.0f, 20.0f));
 #endif
@@ -158,10 +172,10 @@ KERNEL {
       score += mask_at(batch * p.mask_b + HEAD(r) * p.mask_h + ROW(r) * p.mask_s + key * p.mask_t);
 #endif
 #ifdef WINDOW
-      if (key < HIDDEN(ROW(r))) score = LOWEST;
+      if (key < KEYS_BEFORE(ROW(r))) score = LOWEST;
 #endif
 #ifdef CAUSAL
-      if (key >= SEEN(ROW(r))) score = LOWEST;
+      if (key >= KEYS_UP_TO(ROW(r))) score = LOWEST;
 #endif
       weight[i] = first + t < end ? score : LOWEST;
     }
@@ -174,17 +188,17 @@ KERNEL {
       top[r] = next;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // One loop, since PoCL 3.1 miscompiles loops over keys within one over vectors. It ends at TILE,
-    // not KEYS, so that compilers do not unroll it.
+    // A single loop, since PoCL 3.1 miscompiles loops over keys within a loop over vectors. It ends
+    // at TILE, not KEYS, so that compilers do not unroll it.
     for (uint i = lid; i < VECTORS * TILE; i += WG) weight[i] = exp(weight[i] - top[i / KEYS]);
     barrier(CLK_LOCAL_MEM_FENCE);
     uint count = min(TILE, end - first);
-    for (uint i = 0; i < OWNED; i++) {
-      uint r = min(OWN(i) / PARTS, (uint)(VECTORS - 1)), part = OWN(i) % PARTS;
-      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+    for (uint i = 0; i < RESULTS_PER_ITEM; i++) {
+      uint r = min(RESULT_INDEX(i) / PIECES, (uint)(VECTORS - 1)), piece = RESULT_INDEX(i) % PIECES;
+      // Selected by comparisons: an index unknown to the compiler would keep the sums in memory.
       VEC s = sum[0];
       float l = total[0];
-      _Pragma("unroll") for (uint q = 1; q < OWNED; q++) {
+      _Pragma("unroll") for (uint q = 1; q < RESULTS_PER_ITEM; q++) {
         s = q == i ? sum[q] : s;
         l = q == i ? total[q] : l;
       }
@@ -192,11 +206,11 @@ KERNEL {
       l *= keep[r];
       for (uint t = SLICE; t < count; t += SLICES) {
         float w = weight[r * KEYS + t];
-        uint row = PLACE(first + t);
-        s += w * V_SCALE(row) * V_PART(row, part);
+        uint row = KEY_ROW(first + t);
+        s += w * V_SCALE(row) * V_PIECE(row, piece);
         l += w;
       }
-      _Pragma("unroll") for (uint q = 0; q < OWNED; q++) {
+      _Pragma("unroll") for (uint q = 0; q < RESULTS_PER_ITEM; q++) {
         sum[q] = q == i ? s : sum[q];
         total[q] = q == i ? l : total[q];
       }
@@ -213,15 +227,15 @@ KERNEL {
     total[0] += part_total[i];
   }
 #endif
-  for (uint i = 0; i < OWNED; i++) {
-    uint r = OWN(i) / PARTS, part = OWN(i) % PARTS;
+  for (uint i = 0; i < RESULTS_PER_ITEM; i++) {
+    uint r = RESULT_INDEX(i) / PIECES, piece = RESULT_INDEX(i) % PIECES;
     if (r >= VECTORS || row0 + r / HEADS >= row_end) continue;
 #ifdef SPLIT
-    uint at = (get_group_id(2) * p.rows * p.heads + VECTOR(r)) * (PARTS + 1);
-    PUT(at + part, sum[i]);
-    if (part == 0) PUT(at + PARTS, PAIR(top[r], total[i]));
+    uint at = (get_group_id(2) * p.rows * p.heads + VECTOR(r)) * (PIECES + 1);
+    PUT(at + piece, sum[i]);
+    if (piece == 0) PUT(at + PIECES, PAIR(top[r], total[i]));
 #else
-    PUT(VECTOR(r) * PARTS + part, sum[i] / total[i]);
+    PUT(VECTOR(r) * PIECES + piece, sum[i] / total[i]);
 #endif
   }
 }

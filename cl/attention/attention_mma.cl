@@ -1,32 +1,38 @@
-// softmax(scale * q k^T + mask) v of many rows of halves on matrix units, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys
-// with a running maximum. A warp takes 16 rows of queries of one head; the warps of a work-group share tiles of keys and values in local
-// memory, where the next keys are on their way while values are summed, and the other way round. A warp leaves a tile out in which the mask hides every
-// key from its rows: scores are taken to be less than 30000 apart. With CAUSAL a row sees keys up to its own place only; tiles that no row of the
-// work-group sees are not read, and a warp leaves out those that none of its rows sees.
+// softmax(scale * q k^T + mask) v for many rows of halves on matrix units, or with CAPPED of
+// softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum.
 //
-// With tiles and pages (paged_attention.rs), and CAUSAL, a work-group takes a tile: rows of one
-// sequence. KEYS divides the PAGE keys of a page.
+// A warp takes 16 rows of queries of one head. The warps of a work-group share tiles of keys and
+// values in local memory: the next keys are loaded while values are summed, and the next values
+// while scores are computed. A warp skips a tile if the mask hides every key from its rows; scores
+// are assumed to differ by less than 30000.
+//
+// With CAUSAL, a row sees keys up to its own position. Tiles that no row of the work-group sees are
+// not read, and a warp skips those that none of its rows sees. With HAS_TILES (paged_attention.rs),
+// which requires CAUSAL, a work-group takes a tile: rows of one sequence. KEYS divides the PAGE
+// keys of a page.
 #include "common/mma"
 #define LOWEST -3.4028235e38f
-#define HIDDEN -60000.0f
+#define MASKED -60000.0f
 #define ROWS (WG / 2)
 // Vectors of 16 bytes of a row, and of a tile.
 #define CHUNKS (DIM / 8)
 #define COPIES (KEYS * CHUNKS)
-// Vectors of a row are so turned that a warp reads keys, and rows of values, without conflict.
-#define K_PLACE(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 2 * 4)))
-#define V_PLACE(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 8)))
-// Where a key of the tile of keys from `first` on lies, in rows of the cache.
+// Vectors of a row are permuted so that a warp reads keys, and rows of values, without bank
+// conflicts.
+#define K_INDEX(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 2 * 4)))
+#define V_INDEX(row, chunk) ((row) * CHUNKS + ((chunk) ^ ((row) % 8)))
+// The position in the cache, in rows, of a key of the tile of keys that starts at `first`.
 #ifdef HAS_TILES
 #define PAGE 64
-#define PLACE(first, key) (pages_at(table + (first) / PAGE) * PAGE + (key) % PAGE)
+#define KEY_ROW(first, key) (pages_at(table + (first) / PAGE) * PAGE + (key) % PAGE)
 #else
-#define PLACE(first, key) (past + (key))
+#define KEY_ROW(first, key) (past + (key))
 #endif
-#define BRING(to, from, place, first) \
+#define COPY_TILE(to, from, place, first) \
   for (uint e = lid; e < COPIES; e += WG) { \
     uint row = e / CHUNKS; \
-    COPY16(to + place(row, e % CHUNKS) * 16, from + ((PLACE(first, min((first) + row, keys - 1)) * p.kv_heads + kv) * CHUNKS + e % CHUNKS) * 2); \
+    COPY16(to + place(row, e % CHUNKS) * 16, \
+        from + ((KEY_ROW(first, min((first) + row, keys - 1)) * p.kv_heads + kv) * CHUNKS + e % CHUNKS) * 2); \
   }
 
 KERNEL {
@@ -34,7 +40,7 @@ KERNEL {
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint head = get_group_id(0), batch = get_group_id(2), kv = head / (p.heads / p.kv_heads);
   uint k_to = LOCAL_ADDRESS(k_tile), v_to = LOCAL_ADDRESS(v_tile);
-  // Later rows, which see more keys if attention is causal, come first.
+  // Later rows come first, since they see more keys if attention is causal.
   uint group = get_num_groups(1) - 1 - get_group_id(1);
 #ifdef HAS_TILES
   uint start = tiles_at(group * 4), row_end = start + tiles_at(group * 4 + 1), table = tiles_at(group * 4 + 2);
@@ -42,12 +48,14 @@ KERNEL {
   uint row0 = start + lid / 32 * 16, last_row = row_end - 1, group_row = last_row;
   uint offset = tiles_at(group * 4 + 3) - start, keys = offset + last_row;
 #else
-  uint row0 = group * ROWS + lid / 32 * 16, row_end = p.rows, last_row = p.rows - 1, group_row = min(group * ROWS + ROWS - 1, last_row);
+  uint row0 = group * ROWS + lid / 32 * 16, row_end = p.rows, last_row = p.rows - 1,
+      group_row = min(group * ROWS + ROWS - 1, last_row);
   uint keys = live_at(p.live_keys), past = batch * p.keys, offset = keys - last_row;
 #endif
   uint rows[2] = {min(row0 + g, last_row), min(row0 + g + 8, last_row)};
 #ifdef CAUSAL
-  // Keys that each row sees, and the last rows of the warp and of the work-group: the last rows stand at the places of the last keys.
+  // The keys that each row sees, and the end of the keys that the rows of the warp and of the
+  // work-group see. The last rows are at the positions of the last keys.
   uint seen[2] = {offset + rows[0], offset + rows[1]};
   uint warp_end = row0 < row_end ? offset + min(row0 + 15, last_row) : 0, end = offset + group_row;
 #else
@@ -60,10 +68,10 @@ KERNEL {
   float sum[DIM / 8][4], top[2] = {LOWEST, LOWEST}, total[2] = {0.0f, 0.0f};
   _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++)
     _Pragma("unroll") for (uint e = 0; e < 4; e++) sum[n][e] = 0.0f;
-  BRING(k_to, k, K_PLACE, 0)
-  COPIES_END();
-  BRING(v_to, v, V_PLACE, 0)
-  COPIES_END();
+  COPY_TILE(k_to, k, K_INDEX, 0)
+  COPIES_COMMIT();
+  COPY_TILE(v_to, v, V_INDEX, 0)
+  COPIES_COMMIT();
   for (uint first = 0; first < end; first += KEYS) {
     float score[KEYS / 8][4];
     uint hidden = 1;
@@ -76,7 +84,7 @@ KERNEL {
         float m = 0.0f;
 #endif
         score[j][e] = m;
-        hidden &= m < HIDDEN && top[e / 2] > HIDDEN / 2 ? 1 : 0;
+        hidden &= m < MASKED && top[e / 2] > MASKED / 2 ? 1 : 0;
       }
     WARP_ALL(hidden);
 #ifdef CAUSAL
@@ -89,7 +97,7 @@ KERNEL {
       _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++) {
         float dots[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         _Pragma("unroll") for (uint c = 0; c < DIM / 32; c++) {
-          uint4 x = k_tile[K_PLACE(8 * j + g, c * 4 + t)];
+          uint4 x = k_tile[K_INDEX(8 * j + g, c * 4 + t)];
           MMA(dots, query[0][c].x, query[1][c].x, query[0][c].y, query[1][c].y, x.x, x.y);
           MMA(dots, query[0][c].z, query[1][c].z, query[0][c].w, query[1][c].w, x.z, x.w);
         }
@@ -103,7 +111,8 @@ KERNEL {
       }
       _Pragma("unroll") for (uint h = 0; h < 2; h++) {
         float high = top[h];
-        _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++) high = fmax(high, fmax(score[j][2 * h], score[j][2 * h + 1]));
+        _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++)
+          high = fmax(high, fmax(score[j][2 * h], score[j][2 * h + 1]));
         WARP_MAX(high, 1);
         WARP_MAX(high, 2);
         float keep = exp(fmax(top[h] - high, -200.0f)), all = 0.0f;
@@ -121,22 +130,22 @@ KERNEL {
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (first + KEYS < end) BRING(k_to, k, K_PLACE, first + KEYS)
-    COPIES_END();
+    if (first + KEYS < end) COPY_TILE(k_to, k, K_INDEX, first + KEYS)
+    COPIES_COMMIT();
     COPIES_WAIT(1);
     barrier(CLK_LOCAL_MEM_FENCE);
     if (!hidden) {
       _Pragma("unroll") for (uint j = 0; j < KEYS / 16; j++) {
         _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++) {
           uint b0, b1;
-          LOAD_TURNED(b0, b1, v_to + V_PLACE(16 * j + lane % 16, n) * 16);
+          LOAD_TRANSPOSED(b0, b1, v_to + V_INDEX(16 * j + lane % 16, n) * 16);
           MMA(sum[n], halves[2 * j][0], halves[2 * j][1], halves[2 * j + 1][0], halves[2 * j + 1][1], b0, b1);
         }
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (first + KEYS < end) BRING(v_to, v, V_PLACE, first + KEYS)
-    COPIES_END();
+    if (first + KEYS < end) COPY_TILE(v_to, v, V_INDEX, first + KEYS)
+    COPIES_COMMIT();
   }
   _Pragma("unroll") for (uint h = 0; h < 2; h++) {
     float all = total[h];
@@ -144,6 +153,7 @@ KERNEL {
     WARP_SUM(all, 2);
     if (row0 + g + 8 * h >= row_end) continue;
     uint at = ((batch * p.rows + row0 + g + 8 * h) * p.heads + head) * (DIM / 2) + t;
-    _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++) y_put2(at + n * 4, (float2)(sum[n][2 * h], sum[n][2 * h + 1]) / all);
+    _Pragma("unroll") for (uint n = 0; n < DIM / 8; n++)
+      y_put2(at + n * 4, (float2)(sum[n][2 * h], sum[n][2 * h + 1]) / all);
   }
 }

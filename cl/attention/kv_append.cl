@@ -1,5 +1,7 @@
-// state[at + i] = x[i] with at = live[start], even; behind RING elements, if so many are kept, from the start again. With places a row of x becomes
-// the row of the state that they name, or none if that is negative. A work-item copies two neighbouring elements.
+// state[at + i] = x[i] with at = live[start], which is even. If the state keeps only RING elements,
+// positions are taken modulo RING. With HAS_PLACES, a row of x is written to the row of the state
+// that `places` contains, or to none if that is negative. A work-item copies two neighbouring
+// elements.
 KERNEL {
   uint pair = get_global_id(0);
 #ifdef HAS_PLACES

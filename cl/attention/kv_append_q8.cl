@@ -1,6 +1,9 @@
-// Row at + i of the state becomes row i of x in 8 bits, at = live[start] rows: words of four signed bytes, and the factor of all of them, which is
-// the largest magnitude / 127; behind RING rows, if so many are kept, from the start again. With places the rows of a token go to the one that they
-// name, or nowhere if that is negative. A work-group takes a row of DIM elements.
+// Row at + i of the state = row i of x in 8 bits, where at = live[start] rows. A row consists of
+// words of four signed bytes, followed by their common factor: the largest magnitude / 127. A
+// work-group takes a row of DIM elements.
+//
+// If the state keeps only RING rows, positions are taken modulo RING. With HAS_PLACES, the rows of
+// a token are written to the position that `places` contains, or to none if that is negative.
 #define PARTS (DIM / 4)
 
 KERNEL {

@@ -1,8 +1,10 @@
-// Rounds of multiply-adds of type REAL, which compilers are allowed to fuse (drivers for CPUs compute `mad` in two steps): eight chains of vectors of four elements, and the sum of all.
+// Rounds of multiply-adds of type REAL: eight chains of vectors of four elements, and the sum of
+// all. Compilers may fuse the multiply-adds; CPU drivers compute `mad` in two steps.
 #define VECTOR CAT(REAL, 4)
 inline float chains(REAL start, REAL factor, REAL addend, uint rounds) {
   VECTOR m = (VECTOR)(factor), c = (VECTOR)(addend), one = (VECTOR)((REAL)1.0f);
-  VECTOR a0 = (VECTOR)(start), a1 = a0 + one, a2 = a1 + one, a3 = a2 + one, a4 = a3 + one, a5 = a4 + one, a6 = a5 + one, a7 = a6 + one;
+  VECTOR a0 = (VECTOR)(start), a1 = a0 + one, a2 = a1 + one, a3 = a2 + one, a4 = a3 + one, a5 = a4 + one, a6 = a5 + one,
+      a7 = a6 + one;
   for (uint i = 0; i < rounds; i++) {
     a0 = a0 * m + c;
     a1 = a1 * m + c;

@@ -1,17 +1,20 @@
-// Dot products of the four bytes of words: codes of an E0M weight, in vectors of COLS words, with activations in signed bytes, one word for all.
-// DOT adds them to PARTIAL sums, which hold those of DOT_STEPS steps; WIDEN makes these INTS. Codes of 8 bits are signed as well, and stand for
-// 128 more than they say, unless DOT takes them as they are: then CODES_OF keeps them, and LEAST_LEVEL is that of code 0.
+// Dot products of the four bytes of words: codes of an E0M weight, in vectors of COLS words, with
+// activations as signed bytes, one word for all. DOT adds them to PARTIAL sums, which hold
+// DOT_STEPS steps. WIDEN converts these to INTS. Codes of 8 bits are signed too, that is, code -
+// 128, unless DOT takes them unsigned: then CODES_OF keeps them, and LEAST_LEVEL is the level of
+// code 0.
 //
-// PTX, KHR or ARM: how the driver has them, for four columns.
+// PTX, KHR or ARM: the form of the driver's instruction, for four columns.
 #define INTS CAT(int, COLS)
-// Codes that a step of w1 by 1 takes.
+// Number of codes per unit of w1.
 #ifdef PER4
 #define CODES_UNIT 128.0f
 #else
 #define CODES_UNIT 8.0f
 #endif
 #define DOT_STEPS 4
-// STEP(t) for each t from `t` up to `end`, DOT_STEPS at a time between `before` and `after`; with IN_TURN one by one.
+// Runs STEP(t) from `t` to `end`, DOT_STEPS at a time between `before` and `after`; with IN_TURN
+// one by one.
 #ifdef IN_TURN
 #define BY_STEPS(before, after) \
   before; \
@@ -39,7 +42,9 @@
 #define CODES_OF(word) (word)
 #define LEAST_LEVEL 2.0f
 #endif
-#define DOT(sum, words, a) (INTS)(dot_one((sum).x, (words).x, a), dot_one((sum).y, (words).y, a), dot_one((sum).z, (words).z, a), dot_one((sum).w, (words).w, a))
+#define DOT(sum, words, a) \
+  (INTS)(dot_one((sum).x, (words).x, a), dot_one((sum).y, (words).y, a), dot_one((sum).z, (words).z, a), \
+      dot_one((sum).w, (words).w, a))
 #ifdef PTX
 inline int dot_one(int sum, uint w, uint a) {
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(a));
@@ -54,7 +59,7 @@ inline int dot_one(int sum, uint w, uint a) {
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_accumulate_int8 : enable
 #define dot_one(sum, w, a) arm_dot_acc(as_char4(w), as_char4(a), sum)
 #else
-// Byte b of words, signed.
+// Byte b of words, as a signed number.
 #define DOT_BYTE(type, w, b) (CAT(as_, type)((w) << (24u - 8u * (b))) >> 24)
 #define DOT_TERM(w, a, b) DOT_BYTE(INTS, w, b) * DOT_BYTE(int, a, b)
 #undef DOT

@@ -1,5 +1,6 @@
-// Shared by kernels of the integer domain: bytes of words, and requantization of sums to bytes. With FIXED, it rounds as gemmlowp does; otherwise it
-// is a multiplication in f32, rounded to nearest, ties to even.
+// Shared by kernels of the integer domain: bytes of words, and requantization of sums to bytes.
+// With FIXED, it rounds as gemmlowp does; otherwise it is a multiplication in f32, rounded to
+// nearest, ties to even.
 #define BYTE(w, b) ((int)((w) << (24u - 8u * (b))) >> 24)
 inline int4 four_bytes(uint w) { return (int4)(BYTE(w, 0), BYTE(w, 1), BYTE(w, 2), BYTE(w, 3)); }
 inline uint word_of(int4 v) { return as_uint((v.x & 255) | (v.y & 255) << 8 | (v.z & 255) << 16 | v.w << 24); }
@@ -48,14 +49,16 @@ inline int guess(float v, float inverse, int zero, int low, int high) {
 inline uint least_of(int q) { return (uint)(q + 128); }
 inline uint next_of(int q) { return min((uint)(q + 129), 255u); }
 
-// The exact byte of a float, from a guess q and the bits of the thresholds of q and of the next byte: the same on all devices.
+// The exact byte of a float, from a guess q and the bits of the thresholds of q and of the next
+// byte. It is the same on all devices.
 inline int settled(float v, int q, uint least, uint next) {
   if (is_nan(v)) return q;
   if (v < as_float(least)) return q - 1;
   return q < 127 && v >= as_float(next) ? q + 1 : q;
 }
 
-// Requantizes a sum with the factor of channel `i`. With FIXED, `factors` holds the mantissas of all channels, then the shifts.
+// Requantizes a sum with the factor of channel `i`. With FIXED, `factors` holds the mantissas of
+// all channels, then the shifts.
 #ifdef FIXED
 #define SCALED(sum, i, channels, zero, low, high) \
   within(multiplied(sum, as_int(factors[i]), as_int(factors[(channels) + (i)])), zero, low, high)

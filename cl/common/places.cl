@@ -23,8 +23,8 @@ inline bool place_of(uint i, Params p, int i0, int i1, int i2, int i3, uint *pla
   if (TUPLE > 2) inside = along(i2, p.n2, p.s2, place) && inside;
   if (TUPLE > 3) inside = along(i3, p.n3, p.s3, place) && inside;
 #else
-  *place = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 + i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 +
-           i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
+  *place = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 +
+           i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 + i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
   inside = along(i0, p.n0, p.s0, place);
 #endif
   return inside;

@@ -1,6 +1,7 @@
-// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, every work-item gets
-// the result. Two short levels instead of a tree: three barriers, which is what CPU drivers pay for.
-// `scratch` holds WG + WG / 8 values and may be used again after the call.
+// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, and every
+// work-item gets the result. Two short levels instead of a tree need only three barriers, which are
+// what costs time on CPU drivers. `scratch` holds WG + WG / 8 values and may be used again after
+// the call.
 inline float wg_sum(float v, __local float *scratch) {
   uint lid = get_local_id(0);
   scratch[lid] = v;

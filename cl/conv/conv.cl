@@ -1,13 +1,17 @@
-// y[n, m, oy, ox] = bias[m] + sum over ci, ky, kx of w[m, ci, ky, kx] * x[n, group + ci, oy * SH + ky * DH - pad_h,
-// ox * SW + kx * DW - pad_w], as far as it lies inside x. With TRANSPOSED x is taken at (oy + pad_h - ky * DH) / SH and
-// (ox + pad_w - kx * DW) / SW, where these are whole, and w is [ci, m, ky, kx]. A work-item computes TILE channels of a group by RUN
-// neighbouring results of a row, TRANSPOSED those that are SW apart.
-#define V CAT(ELEM, RUN)
-#define I CAT(int, RUN)
-#define U CAT(uint, RUN)
+// y[n, m, oy, ox] = bias[m] + sum over ci, ky, kx of w[m, ci, ky, kx] * x[n, group + ci, oy * SH +
+// ky * DH - pad_h, ox * SW + kx * DW - pad_w], where this lies inside x.
+//
+// With TRANSPOSED, x is read at (oy + pad_h - ky * DH) / SH and (ox + pad_w - kx * DW) / SW, where
+// these are integers, and w is [ci, m, ky, kx].
+//
+// A work-item computes TILE channels of a group by RUN neighbouring results of a row; with
+// TRANSPOSED, these are SW apart.
+#define VECTOR CAT(ELEM, RUN)
+#define INTS CAT(int, RUN)
+#define UINTS CAT(uint, RUN)
 #define LANES2 0, 1
 #define LANES4 LANES2, 2, 3
-#define LANES (I)(CAT(LANES, RUN))
+#define LANES (INTS)(CAT(LANES, RUN))
 #define TAPS (KH * KW)
 #ifdef TRANSPOSED
 #define WEIGHT(ci, tap, t) w_at(((group * p.channels + (ci)) * p.rows + min(row + (t), p.rows - 1)) * TAPS + (tap))
@@ -22,11 +26,12 @@
 #define IN_STEP SW
 #define OUT_STEP 1
 #endif
-// Zeros where a column is outside of the row.
+// Zeros where a column is outside the row.
 #ifdef INSIDE
-#define KEEP(v, ix) v
+#define ZERO_OUTSIDE(v, ix) v
 #else
-#define KEEP(v, ix) select((V)(0), v, CAT(as_int, RUN)(CAT(as_uint, RUN)((I)(ix) + IN_STEP * LANES) < (U)(p.in_w)))
+#define ZERO_OUTSIDE(v, ix) \
+  select((VECTOR)(0), v, CAT(as_int, RUN)(CAT(as_uint, RUN)((INTS)(ix) + IN_STEP * LANES) < (UINTS)(p.in_w)))
 #endif
 
 KERNEL {
@@ -34,15 +39,15 @@ KERNEL {
   uint part = get_group_id(1), place = get_global_id(0);
   if (place >= p.out_h * OUT_STEP * runs) return;
   uint oy = place / runs / OUT_STEP, ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
-  // There may be one result less of the last columns of each step.
+  // The last columns of each step may have one result less.
   if (ox >= p.out_w) return;
   uint tile = p.first + part, group = tile / p.tiles, row = tile % p.tiles * TILE;
-  V sum[TILE];
+  VECTOR sum[TILE];
   _Pragma("unroll") for (uint t = 0; t < TILE; t++) {
 #ifdef HAS_BIAS
-    sum[t] = (V)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
+    sum[t] = (VECTOR)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
 #else
-    sum[t] = (V)(0);
+    sum[t] = (VECTOR)(0);
 #endif
   }
   for (uint ci = 0; ci < p.channels; ci++) {
@@ -65,12 +70,12 @@ KERNEL {
         int ix = (int)(ox * SW) - p.pad_w + (int)(kx * DW);
 #endif
         int at = start + ix;
-        V v;
-        // Whole vectors wherever they lie inside of x; what they have of other rows is not kept.
-        if (IN_STEP == 1 && at >= 0 && at + RUN <= p.total) v = KEEP(x_run(RUN, at), ix);
+        VECTOR v;
+        // Whole vectors wherever they lie inside x; elements of other rows are replaced by zeros.
+        if (IN_STEP == 1 && at >= 0 && at + RUN <= p.total) v = ZERO_OUTSIDE(x_run(RUN, at), ix);
         else if (IN_STEP == 2 && at >= 0 && at + 2 * RUN <= p.total) {
-          V a = x_run(RUN, at), b = x_run(RUN, at + RUN);
-          v = KEEP((V)(a.even, b.even), ix);
+          VECTOR a = x_run(RUN, at), b = x_run(RUN, at + RUN);
+          v = ZERO_OUTSIDE((VECTOR)(a.even, b.even), ix);
         } else {
           ELEM lane[RUN];
           for (uint i = 0; i < RUN; i++) {
@@ -86,8 +91,8 @@ KERNEL {
   uint count = min((uint)RUN, (p.out_w - ox + OUT_STEP - 1) / OUT_STEP);
   for (uint t = 0; t < TILE; t++) {
     if (row + t >= p.rows) continue;
-    // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
-    V one = sum[0];
+    // Selected by comparisons: an index unknown to the compiler would keep all sums in memory.
+    VECTOR one = sum[0];
     _Pragma("unroll") for (uint q = 1; q < TILE; q++) one = q == t ? sum[q] : one;
     uint m = group * p.rows + row + t;
     uint to = ((get_group_id(2) * p.outputs + m) * p.out_h + oy) * p.out_w + ox;

@@ -1,15 +1,19 @@
-// The convolution that conv computes, as a product for each image and group: rows are output channels of the group, columns results of a
-// plane, and the sums run over input channels and taps. Operand a is the weights, [channels, k], b is what they are applied to.
+// The convolution that conv computes, as a matrix product for each image and group. Rows are output
+// channels of the group, columns are results of a plane, and the sums run over input channels and
+// taps. Operand a is the weights, [channels, k]; operand b is the input.
 inline uint channel(uint z, uint i, Params p) { return p.first + z % p.groups * p.m + i; }
 inline uint a_start(uint z, Params p) { return z % p.groups * p.m * p.k; }
-inline uint b_start(uint z, Params p) { return (z / p.groups * p.all_groups + p.first_group + z % p.groups) * (p.k / (KH * KW)) * p.b_stride; }
+inline uint b_start(uint z, Params p) {
+  return (z / p.groups * p.all_groups + p.first_group + z % p.groups) * (p.k / (KH * KW)) * p.b_stride;
+}
 inline uint y_start(uint z, uint i, Params p) { return (z / p.groups * p.outputs + channel(z, i, p)) * p.n; }
 inline uint bias_start(uint z, uint i, Params p) { return channel(z, i, p); }
 #ifdef WINDOWS
-// An element in each of four windows: its row and its column, perhaps outside, and where it is in b, which wraps around outside.
+// An element in each of four windows: its row and its column, which may be outside, and its
+// position in b, which wraps around outside.
 typedef struct { int4 row, col; uint4 at; } Taps;
 
-// The first elements of the windows from number j on.
+// The first elements of four windows, from window j on.
 inline Taps windows_from(uint b0, uint j, Params p) {
   uint4 place = min((uint4)(j, j + 1, j + 2, j + 3), (uint4)(p.n - 1)), oy = place / p.out_w;
   Taps taps;
@@ -28,7 +32,7 @@ inline Taps taps_at(Taps taps, uint k, Params p) {
   return taps;
 }
 
-// One of them, zero outside.
+// One of these elements, or zero outside.
 #define TAP(taps, c) ((uint)taps.row.c < p.in_h && (uint)taps.col.c < p.in_w ? b_at(taps.at.c) : 0.0f)
 #endif
 #include "common/tile"

@@ -1,7 +1,9 @@
-// y[n, c, i] = x[n, c] at the place that the two coordinates of grid[n, i] name, interpolated. A work-item computes two neighbouring results.
-// TAPS elements along each axis make a result: 1 (the nearest), 2 (linear) or 4 (cubic).
+// y[n, c, i] = x[n, c], interpolated at the two coordinates in grid[n, i]. A work-item computes two
+// neighbouring results. TAPS elements along each axis contribute to a result: 1 (nearest), 2
+// (linear) or 4 (cubic).
 
-// x mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
+// Reflects x at the centres or borders of the outermost elements until it is inside, then clamps it
+// to the elements.
 inline float reflected(float x, float n) {
 #ifdef CORNERS
   float low = 0.0f, span = n - 1.0f;
@@ -20,7 +22,8 @@ inline float cubic_weight(float d) {
   return d < 2.0f ? ((a * d - 5.0f * a) * d + 8.0f * a) * d - 4.0f * a : 0.0f;
 }
 
-// The elements around a coordinate in -1 to 1 along an axis of `size`, and their weights, 0 for those outside.
+// The elements around a coordinate in -1 to 1 along an axis of `size` elements, and their weights,
+// which are 0 for elements outside.
 inline void taps(float v, uint size, uint *element, float *weight) {
   float n = (float)size;
 #ifdef CORNERS

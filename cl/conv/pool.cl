@@ -1,5 +1,6 @@
-// y = the maximum, mean (MEAN) or p-norm (NORM) of the elements of x in a window, as far as it lies inside x. With PADDED the mean counts
-// the padding too, up to end_h and end_w. A work-item computes two neighbouring results.
+// y = the maximum, mean (MEAN) or p-norm (NORM) of the elements of x in a window, where it lies
+// inside x. With PADDED, the mean also counts the padding, up to end_h and end_w. A work-item
+// computes two neighbouring results.
 #ifdef NORM
 #define TERM(v) (NORM == 1 ? fabs(v) : NORM == 2 ? (v) * (v) : pow(fabs(v), (float)NORM))
 #endif

@@ -1,6 +1,8 @@
-// y[o, i, m, j, t] = x interpolated at the coordinates of i along the axis of in_h elements, and of j along the axis of in_w elements. A work-item
-// computes two neighbouring results.
-// TAPS is the number of elements along each axis that contribute to a result: 1 (nearest, chosen by ROUNDING), 2 (linear) or 4 (cubic).
+// y[o, i, m, j, t] = x interpolated at the coordinates of i along the axis of in_h elements, and of
+// j along the axis of in_w elements. A work-item computes two neighbouring results. TAPS is the
+// number of elements along each axis that contribute to a result: 1 (nearest, chosen by ROUNDING),
+// 2 (linear) or 4 (cubic).
+//
 // The coordinate of result i is (i * step + first) / unit, or by COORDINATES:
 #define ONE_IS_FIRST 1
 #define CROP 2
@@ -26,8 +28,9 @@ inline Place place(uint i, uint size, uint out, uint step, int first, uint unit,
   if (COORDINATES == ONE_IS_FIRST && out <= 1) return at;
   if (COORDINATES == CROP) {
     float last = (float)(size - 1);
-    float v = out <= 1 ? 0.5f * (start + end) * last : start * last + (float)i * (end - start) * last / (float)(out - 1);
-    // Next to an element or halfway between two, only rounding is between.
+    float v = out <= 1 ? 0.5f * (start + end) * last
+        : start * last + (float)i * (end - start) * last / (float)(out - 1);
+    // Near an element or halfway between two, only rounding decides.
     float near = rint(2.0f * v) * 0.5f;
     if (fabs(v - near) <= fmin(4e-7f * (float)size * (1.0f + fabs(start) + fabs(end)), 0.01f)) v = near;
     v = clamp(v, -1e9f, 1e9f);
@@ -60,7 +63,8 @@ inline float cubic_weight(float a, float d) {
   return d < 2.0f ? ((a * d - 5.0f * a) * d + 8.0f * a) * d - 4.0f * a : 0.0f;
 }
 
-// The elements that are interpolated at a coordinate, and their weights. Returns false if CROP puts it outside the operand.
+// The elements that are interpolated at a coordinate, and their weights. Returns false if CROP puts
+// it outside the operand.
 inline bool taps(Place at, uint size, uint step, float a, uint *element, float *weight) {
   int last = (int)size - 1;
   bool inside = COORDINATES != CROP || (at.low >= 0 && (at.low < last || (at.low == last && at.part == 0)));
@@ -98,7 +102,8 @@ inline bool taps(Place at, uint size, uint step, float a, uint *element, float *
 #define ROW(i) \
   uint rows[TAPS]; \
   float u[TAPS]; \
-  bool inside_h = taps(place(i, p.in_h, p.out_h, p.step_h, p.first_h, p.unit_h, p.start_h, p.end_h), p.in_h, p.step_h, p.cubic, rows, u);
+  bool inside_h = taps(place(i, p.in_h, p.out_h, p.step_h, p.first_h, p.unit_h, p.start_h, p.end_h), p.in_h, p.step_h, \
+      p.cubic, rows, u);
 #define HEIGHT TAPS
 #else
 #define ROW(i) \
@@ -113,7 +118,8 @@ inline bool taps(Place at, uint size, uint step, float a, uint *element, float *
   { \
     uint cols[TAPS]; \
     float w[TAPS]; \
-    bool inside = taps(place(j, p.in_w, p.out_w, p.step_w, p.first_w, p.unit_w, p.start_w, p.end_w), p.in_w, p.step_w, p.cubic, cols, w) && inside_h; \
+    bool inside = taps(place(j, p.in_w, p.out_w, p.step_w, p.first_w, p.unit_w, p.start_w, p.end_w), p.in_w, p.step_w, \
+        p.cubic, cols, w) && inside_h; \
     if (TAPS == 1) v = AT(o, m, t, 0, 0); \
     else { \
       v = 0; \

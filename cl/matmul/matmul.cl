@@ -1,6 +1,8 @@
-// y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item computes ROWS rows by
-// two neighbouring columns; with ODD (an odd n), two neighbouring results in memory, wherever they lie. With ROUNDS it goes on with the
-// batch that lies the grid's length behind, until there is none. Where b is in panels of b_stride columns, these lie one behind another.
+// y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item
+// computes ROWS rows by two neighbouring columns; with ODD (an odd n), two neighbouring results in
+// memory, in any columns. With ROUNDS, it continues with the batch that is the grid's length
+// further on, until there is none. If b is in panels of b_stride columns, the panels follow one
+// another.
 #ifdef TRANS_B
 #define B(b0, kk, j) b_at((b0) + (j) * p.b_stride + (kk))
 #else
@@ -40,11 +42,12 @@ KERNEL {
     uint at = b0 + j / p.b_stride * p.b_stride * p.k + j % p.b_stride;
 #endif
 #ifdef BY4
-    // Four places of the sum at a time: their loads do not wait for each other.
+    // Four terms of the sum at a time, so that their loads do not wait for each other.
     for (uint k = 0; k < p.k; k += 4) {
 #ifdef TRANS_B
       float4 b0k = b_at4((b0 + j * p.b_stride + k) / 4), b1k = b_at4((b0 + (j + 1) * p.b_stride + k) / 4);
-      float2 w0 = (float2)(b0k.x, b1k.x), w1 = (float2)(b0k.y, b1k.y), w2 = (float2)(b0k.z, b1k.z), w3 = (float2)(b0k.w, b1k.w);
+      float2 w0 = (float2)(b0k.x, b1k.x), w1 = (float2)(b0k.y, b1k.y), w2 = (float2)(b0k.z, b1k.z),
+          w3 = (float2)(b0k.w, b1k.w);
 #else
       float2 w0 = b_at2((at + k * p.b_stride) / 2), w1 = b_at2((at + (k + 1) * p.b_stride) / 2);
       float2 w2 = b_at2((at + (k + 2) * p.b_stride) / 2), w3 = b_at2((at + (k + 3) * p.b_stride) / 2);

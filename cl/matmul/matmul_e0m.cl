@@ -1,6 +1,7 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows of COLS neighbouring
-// columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the columns up to end0,
-// up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With IMAGE_CODES COLS is 4.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes
+// ROWS rows of COLS neighbouring columns. The work-group shares a group of x, and each weight is
+// decoded once for all rows. With PARTS, the columns up to end0, up to end1 and the rest are
+// separate results, which start at elements 0, start1 and start2. With IMAGE_CODES, COLS is 4.
 #include "common/e0m"
 #include "common/parts"
 #define UINTS CAT(uint, COLS)
@@ -58,7 +59,7 @@ KERNEL {
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   for (uint r = 0; r < ROWS && i0 + r < p.m; r++) {
-    // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
+    // Selected by comparisons: an index unknown to the compiler would keep all sums in memory.
     FLOATS row = total[0];
     _Pragma("unroll") for (uint q = 1; q < ROWS; q++) row = q == r ? total[q] : row;
     STORE(row, lid, out);

@@ -1,9 +1,10 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for rows x in signed bytes (quantize_rows, in blocks of GROUP places) and an E0M weight of 4 or 8
-// bits. A work-item takes ROWS rows of COLS neighbouring columns. With PARTS the columns up to end0, up to end1 and the rest are results of their
-// own, from elements 0, start1 and start2 on.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for rows x of signed bytes (from quantize_rows, in
+// blocks of GROUP terms) and an E0M weight of 4 or 8 bits. A work-item computes ROWS rows of COLS
+// neighbouring columns. With PARTS, the columns up to end0, up to end1 and the rest are separate
+// results, which start at elements 0, start1 and start2.
 //
-// With x = a * q and w = s * (2 + c / UNIT - b) the sum over a block is s * (a / UNIT * sum q * c + (2 - b) * a * sum q): products of bytes, and the
-// sum that comes with them.
+// With x = a * q and w = s * (2 + c / UNIT - b), the sum over a block is s * (a / UNIT * sum q * c
+// + (2 - b) * a * sum q): products of bytes, and a sum that is stored with x.
 #include "common/e0m"
 #include "common/parts"
 #include "common/dot"
@@ -25,13 +26,15 @@
     } \
   }
 #endif
-#define PLACE(i, c) result_at(i, c, p.y_stride, p)
+#define RESULT_INDEX(i, c) result_at(i, c, p.y_stride, p)
 
 KERNEL {
   uint i0 = get_group_id(0) * ROWS, j = (get_group_id(1) * WG + get_local_id(0)) * COLS;
   uint from = j < p.n ? j : 0, steps = p.k / PER, blocks = (p.k + GROUP - 1) / GROUP;
-  __global const uint *word_at = (__global const uint *)codes + from / p.panel * E0M_ROWS(steps) * p.panel + from % p.panel;
-  __global const uint *pair_at = (__global const uint *)scales + from / p.panel * E0M_GROUPS(p.k) * p.panel + from % p.panel;
+  __global const uint *word_at =
+      (__global const uint *)codes + from / p.panel * E0M_ROWS(steps) * p.panel + from % p.panel;
+  __global const uint *pair_at =
+      (__global const uint *)scales + from / p.panel * E0M_GROUPS(p.k) * p.panel + from % p.panel;
   FLOATS total[ROWS];
   uint row[ROWS];
   EACH_ROW {
@@ -44,19 +47,21 @@ KERNEL {
     uint t = g * (GROUP / PER), end = min(t + GROUP / PER, steps);
     BY_STEPS(PARTIAL sums[ROWS]; EACH_ROW sums[r] = (PARTIAL)(0), EACH_ROW dots[r] += WIDEN(sums[r]))
     UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
-    FLOATS scale = E0M_HALF(FLOATS, pair), level = scale / CODES_UNIT, rest = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
+    FLOATS scale = E0M_HALF(FLOATS, pair), level = scale / CODES_UNIT,
+        rest = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
     EACH_ROW {
       uint at = 2 * (row[r] * blocks + g);
-      total[r] += as_float(factors[at]) * (level * CAT(convert_float, COLS)(dots[r])) + as_float(factors[at + 1]) * rest;
+      total[r] += as_float(factors[at]) * (level * CAT(convert_float, COLS)(dots[r]))
+          + as_float(factors[at + 1]) * rest;
     }
   }
   if (j >= p.n) return;
   for (uint r = 0; r < ROWS && i0 + r < p.m; r++) {
-    // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
+    // Selected by comparisons: an index unknown to the compiler would keep all sums in memory.
     FLOATS one = total[0];
     _Pragma("unroll") for (uint q = 1; q < ROWS; q++) one = q == r ? total[q] : one;
     uint i = i0 + r, c = p.column + j;
-    y_put2(PLACE(i, c) / 2, one.lo);
-    if (j + 2 < p.n) y_put2(PLACE(i, c + 2) / 2, one.hi);
+    y_put2(RESULT_INDEX(i, c) / 2, one.lo);
+    if (j + 2 < p.n) y_put2(RESULT_INDEX(i, c + 2) / 2, one.hi);
   }
 }

@@ -28,7 +28,7 @@
 // With more than 128 registers, only one work-group of 8 warps fits on a compute unit. So scales
 // are loaded late, and rows of x are kept as indices, not addresses.
 #define LOAD(words, s) { \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) \
       words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
   }
 #define SUM_BLOCK(words, s, eights) { \
@@ -38,8 +38,8 @@
       scale[c] = (of_pair[c] & 0xFFFFu) | (of_pair[c] << 16u); \
       bias[c] = (of_pair[c] >> 16u) | (of_pair[c] & 0xFFFF0000u); \
     } \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
-      if (ENDS(s)) break; \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
+      if (IS_BEYOND_END(s)) break; \
       XS xs[EIGHTS]; \
       EACH_EIGHT(eights) xs[r] = ((__global const XS *)x)[x_rows[r] + BLOCK_OF(s) * 4 + t]; \
       uint w[4][PAIRS], word[4] = {words[b].x, words[b].y, words[b].z, words[b].w}; \
@@ -51,24 +51,24 @@
           HALVES_MUL(w[c][e], d, scale[c]); \
         } \
       } \
-      EACH_EIGHT(eights) MULTIPLY(sum[r], w, xs[r]) \
+      EACH_EIGHT(eights) ADD_PRODUCTS(sum[r], w, xs[r]) \
     } \
   }
 #ifdef PER4
-#define MULTIPLY(c, w, v) { \
+#define ADD_PRODUCTS(c, w, v) { \
     MMA(c[0], w[0][0], w[1][0], w[0][1], w[1][1], v.x, v.y); \
     MMA(c[1], w[2][0], w[3][0], w[2][1], w[3][1], v.x, v.y); \
   }
 #else
-#define MULTIPLY(c, w, v) { \
+#define ADD_PRODUCTS(c, w, v) { \
     MMA(c[0], w[0][0], w[1][0], w[0][1], w[1][1], v.x, v.y); \
     MMA(c[1], w[2][0], w[3][0], w[2][1], w[3][1], v.x, v.y); \
     MMA(c[0], w[0][2], w[1][2], w[0][3], w[1][3], v.z, v.w); \
     MMA(c[1], w[2][2], w[3][2], w[2][3], w[3][3], v.z, v.w); \
   }
 #endif
-#define OWN(r, h) (float4)(sum[r][0][h], sum[r][0][2 + (h)], sum[r][1][h], sum[r][1][2 + (h)])
-#define PLACE(of, r, h) part[((of) * ROWS + 8 * (r) + 2 * t + (h)) * 8 + g]
+#define SUMS(r, h) (float4)(sum[r][0][h], sum[r][0][2 + (h)], sum[r][1][h], sum[r][1][2 + (h)])
+#define PART(of, r, h) part[((of) * ROWS + 8 * (r) + 2 * t + (h)) * 8 + g]
 // Sums over the k-blocks of a share, for the first 8 * `eights` rows. The loop is unrolled by two,
 // so that no words are copied between registers.
 #define SUM_SHARE(eights) { \
@@ -98,7 +98,7 @@ KERNEL {
     scales_of = scales2;
   }
 #endif
-  uint blocks = p.steps / 4, k_blocks = (blocks + EACH - 1) / EACH, step = p.panel / 4;
+  uint blocks = p.steps / 4, k_blocks = (blocks + BLOCKS_EACH - 1) / BLOCKS_EACH, step = p.panel / 4;
   __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
   // Missing rows repeat the last row. Their results are not stored.
   uint x_rows[EIGHTS], row0 = get_group_id(1) * ROWS;
@@ -107,23 +107,23 @@ KERNEL {
   EACH_EIGHT(EIGHTS)
     for (uint c = 0; c < 2; c++)
       for (uint e = 0; e < 4; e++) sum[r][c][e] = 0.0f;
-  uint4 words[EACH], next_words[EACH];
+  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH];
   uint s = share;
   if (s < k_blocks) LOAD(words, s)
-  // The last tile may be partial, also if a plan for many rows runs a few.
+  // The last tile may be partial, and so may the only tile of a plan for many rows.
   uint left = p.m - row0;
   if (left <= 8) SUM_SHARE(1)
   else if (left <= 16) SUM_SHARE(2)
   else SUM_SHARE(EIGHTS)
-  // The upper half of the warps that share sums hands them to the lower one, again and again.
+  // The upper half of the warps that share sums adds them to the lower half, repeatedly.
   _Pragma("unroll") for (uint half_of = SHARES / 2; half_of > 0; half_of /= 2) {
     if (share >= half_of && share < 2 * half_of)
       EACH_EIGHT(EIGHTS) EACH_HALF
-        PLACE((share - half_of) * NEIGHBOURS + neighbour, r, h) = OWN(r, h);
+        PART((share - half_of) * NEIGHBOURS + neighbour, r, h) = SUMS(r, h);
     barrier(CLK_LOCAL_MEM_FENCE);
     if (share < half_of)
       EACH_EIGHT(EIGHTS) EACH_HALF {
-        float4 v = PLACE(share * NEIGHBOURS + neighbour, r, h);
+        float4 v = PART(share * NEIGHBOURS + neighbour, r, h);
         sum[r][0][h] += v.x;
         sum[r][0][2 + h] += v.y;
         sum[r][1][h] += v.z;
@@ -132,7 +132,7 @@ KERNEL {
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   if (share == 0)
-    EACH_EIGHT(EIGHTS) EACH_HALF PLACE(neighbour, r, h) = OWN(r, h);
+    EACH_EIGHT(EIGHTS) EACH_HALF PART(neighbour, r, h) = SUMS(r, h);
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = lid; i < ACROSS * 16 * ROWS; i += WG) {
     uint across = i / (16 * ROWS), row = i / 16 % ROWS, column = first + across * 32 + i % 16 * 2;

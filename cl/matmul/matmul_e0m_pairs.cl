@@ -1,9 +1,11 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight, in halves: for GPUs of few registers whose half arithmetic is
-// fast. A work-item computes ROWS rows of 2 neighbouring columns; a stretch of x is shared by the work-group, and each weight is unpacked once
-// for all rows. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight, in halves, for GPUs
+// with few registers and fast half arithmetic. A work-item computes ROWS rows of 2 neighbouring
+// columns. The work-group shares a stretch of x, and each weight is decoded once for all rows. With
+// PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2.
 //
-// A result has two chains of multiply-adds, of even and of odd weights of CHAIN steps (1 or 2), which are added up in single precision (numeric
-// contract, ARCHITECTURE.md).
+// A result has two chains of multiply-adds, for even and odd weights, of CHAIN steps (1 or 2). They
+// are added up in single precision (numeric contract, ARCHITECTURE.md).
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #include "common/e0m"
 #include "common/parts"
@@ -22,14 +24,14 @@ KERNEL {
   float2 total[ROWS];
   _Pragma("unroll") for (uint r = 0; r < ROWS; r++) total[r] = (float2)(0.0f);
   for (uint first = 0, g = 0; first < steps; first += STEPS, g++) {
-    // Zeros behind the end of the sums.
+    // Zeros after the end of the sums.
     for (uint t = lid; t < ROWS * STEPS; t += WG) {
       uint r = t / STEPS, s = first + t % STEPS;
       xs[t] = i0 + r < p.m && s < steps ? ((__global const uint4 *)x)[(i0 + r) * steps + s] : (uint4)(0);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     float4 pair = convert_float4(as_half4(((__global const uint2 *)scales)[pair_at + g / SPAN * panel]));
-    // By what weights are multiplied so that they are 1 / 8 at most: 1, unless the bias lies outside of [2, 4].
+    // The factor that makes weights at most 1 / 8: 1, unless the bias is outside [2, 4].
     float2 share = 2.0f / fmax(fabs(pair.odd - 3.0f) + 1.0f, 2.0f);
     half4 by = convert_half4(share.xxyy), less = convert_half4((share * pair.odd).xxyy * (-1.0f / E0M_UNIT));
     float2 scale = pair.even * E0M_UNIT / share;
@@ -38,7 +40,7 @@ KERNEL {
       half4 d[ROWS];
       _Pragma("unroll") for (uint r = 0; r < ROWS; r++) d[r] = (half4)(0.0h);
       _Pragma("unroll") for (uint c = 0; c < CHAIN; c++) {
-        // Behind the end any weights will do.
+        // After the end, x is zero, so any weights will do.
         uint at = min(first + t + c, steps - 1);
         uint2 word = E0M_HIGH(CODES, word_at, at, panel), low = E0M_LOW(CODES, word_at, at, panel);
         half4 w0 = WEIGHTS(0), w1 = WEIGHTS(1), w2 = WEIGHTS(2), w3 = WEIGHTS(3);
@@ -47,7 +49,8 @@ KERNEL {
           d[r] = mad(BOTH(a.s67), w3, mad(BOTH(a.s45), w2, mad(BOTH(a.s23), w1, mad(BOTH(a.s01), w0, d[r]))));
         }
       }
-      _Pragma("unroll") for (uint r = 0; r < ROWS; r++) total[r] += scale * (convert_float2(d[r].even) + convert_float2(d[r].odd));
+      _Pragma("unroll") for (uint r = 0; r < ROWS; r++)
+        total[r] += scale * (convert_float2(d[r].even) + convert_float2(d[r].odd));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }

@@ -1,15 +1,22 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
-// lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
-// stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
-// rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
-// * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
-// stored beside the first. With IMAGE_CODES, of one weight, COLS is 4.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS
+// neighbouring columns. LANES work-items are side by side in a work-group, and WG / LANES
+// work-items share the same columns: each takes every WG / LANES-th stretch of weights. With w = s
+// * (w1 - b), sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing per weight.
 //
-// With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
+// With WHOLE, the loads of a full stretch are issued together, so that they do not wait for each
+// other. With PARTS, the columns up to end0, up to end1 and the rest are separate results, which
+// start at elements 0, start1 and start2.
 //
-// With PAIRS the products of a step are halves, of 4 columns and an x in halves: two chains of four multiply-adds a column, of even and of odd
-// weights, which are added up in single precision (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted first:
-// s * (sum x * (w1 - MIDDLE) - (b - MIDDLE) * sum x). Products are then as small as the weights allow, so that rounding them costs little.
+// With HAS_GAIN, x is normalized first: x / sqrt(mean of squares + epsilon) * gain, where the first
+// factor is applied to the sums. With HAS_CODES2, every other slice multiplies by a second weight
+// of the same size, and the epilogue takes the results of both. With IMAGE_CODES, which excludes
+// HAS_CODES2, COLS is 4.
+//
+// With PAIRS, the products of a step are products of halves, for COLS = 4 and x in halves: two
+// chains of four multiply-adds per column, for even and for odd weights, which are added up in
+// single precision (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted
+// first: s * (sum x * (w1 - MIDDLE) - (b - MIDDLE) * sum x). This makes the products as small as
+// possible, and so also their rounding errors.
 #ifdef PAIRS
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #endif
@@ -24,14 +31,14 @@
 #define UINTS CAT(uint, COLS)
 #define FLOATS CAT(float, COLS)
 #define AS_FLOATS CAT(as_float, COLS)
-// Vectors begin where they may, since columns of panels and of work-items are multiples of COLS.
+// Vectors are aligned, since the columns of panels and of work-items are multiples of COLS.
 #ifdef IMAGE_CODES
 #define CODES(at) codes_at4(at)
 #else
 #define CODES(at) ((__global const UINTS *)codes_of)[at]
 #endif
 #ifdef PAIRS
-// (w1 - MIDDLE) / DIVISOR: four products with any halves stay finite when they are added up.
+// (w1 - MIDDLE) / DIVISOR: a sum of four products with any halves stays finite.
 #define MIDDLE 3.0f
 #define DIVISOR 4.0f
 #define CENTERED(word, low, k) (as_half2(E0M_HALVES(word, low, k, 0x38003800u)) - (half2)((half)(MIDDLE / DIVISOR)))
@@ -49,20 +56,20 @@
 #else
 #define TERM(v, k) dots += (v) * AS_FLOATS(E0M_LEVEL(word, low, k))
 #ifdef HAS_GAIN
-#define FOUR(v, i) float4 v = x_at4(i); square += dot(v, v); v *= gain_at4(i);
+#define LOAD_FOUR(v, i) float4 v = x_at4(i); square += dot(v, v); v *= gain_at4(i);
 #else
-#define FOUR(v, i) float4 v = x_at4(i);
+#define LOAD_FOUR(v, i) float4 v = x_at4(i);
 #endif
 #ifdef PER4
 #define TERMS(r) { \
-    FOUR(a, r) \
+    LOAD_FOUR(a, r) \
     sum += a.x + a.y + a.z + a.w; \
     TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3); \
   }
 #else
 #define TERMS(r) { \
-    FOUR(a, 2 * (r)) \
-    FOUR(b, 2 * (r) + 1) \
+    LOAD_FOUR(a, 2 * (r)) \
+    LOAD_FOUR(b, 2 * (r) + 1) \
     sum += a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w; \
     TERM(a.x, 0); TERM(a.y, 1); TERM(a.z, 2); TERM(a.w, 3); \
     TERM(b.x, 4); TERM(b.y, 5); TERM(b.z, 6); TERM(b.w, 7); \
@@ -96,7 +103,8 @@ KERNEL {
   FLOATS total = (FLOATS)(0.0f);
   uint groups = (p.steps + STRETCH - 1) / STRETCH;
   uint panel = p.panel / COLS, words = E0M_ROWS(p.steps), pairs = E0M_GROUPS(p.steps * PER);
-  uint word_at = j / p.panel * words * panel + j % p.panel / COLS, pair_at = j / p.panel * pairs * panel + j % p.panel / COLS;
+  uint word_at = j / p.panel * words * panel + j % p.panel / COLS,
+      pair_at = j / p.panel * pairs * panel + j % p.panel / COLS;
   for (uint g = slice / SIDES; g < groups; g += SLICES / SIDES) {
     FLOATS dots = (FLOATS)(0.0f);
     float sum = 0.0f;

@@ -1,9 +1,12 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
-// for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
-// COLS neighbouring columns each, side by side; the others of a work-group share these, each taking every so many blocks.
-// With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2 there
-// is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
-// matmul_e0m_int8.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH elements and an E0M weight of 4 or 8
+// bits. Every work-group quantizes x to signed bytes, in blocks of GROUP elements. LANES work-items
+// take COLS neighbouring columns each. The work-items of a work-group that share columns take every
+// SLICES-th block each. For the sum over a block, see matmul_e0m_int8.
+//
+// With HAS_GAIN, x is normalized first: x / sqrt(mean of squares + epsilon) * gain. With PARTS, the
+// columns up to end0, up to end1 and the rest are separate results, which start at elements 0,
+// start1 and start2. With HAS_CODES2, every other slice multiplies by a second weight of the same
+// size, and the epilogue takes the results of both.
 #include "common/e0m"
 #include "common/parts"
 #include "common/dot"
@@ -13,9 +16,9 @@
 #define BLOCKS ((DEPTH + GROUP - 1) / GROUP)
 #define LOAD(at) CAT(vload, COLS)(0, at)
 #ifdef HAS_GAIN
-#define FOUR(i) (x_at4((from + (i)) / 4) * gain_at4((from + (i)) / 4))
+#define FOUR_VALUES(i) (x_at4((from + (i)) / 4) * gain_at4((from + (i)) / 4))
 #else
-#define FOUR(i) x_at4((from + (i)) / 4)
+#define FOUR_VALUES(i) x_at4((from + (i)) / 4)
 #endif
 #include "common/bytes"
 #ifdef PER4
@@ -30,17 +33,20 @@
     sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
   }
 #endif
-// The product with the blocks of a weight from `from` on, every so many.
+// The product with every `apart`-th block of a weight, from block `from` on.
 #define PRODUCT(total, codes, scales, from, apart) { \
-    __global const uint *word_at = (__global const uint *)(codes) + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel; \
-    __global const uint *pair_at = (__global const uint *)(scales) + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel; \
+    __global const uint *word_at = \
+        (__global const uint *)(codes) + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel; \
+    __global const uint *pair_at = \
+        (__global const uint *)(scales) + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel; \
     for (uint g = from; g < BLOCKS; g += apart) { \
       INTS dots = (INTS)(0); \
       uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER)); \
       BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
       UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
       FLOATS scale = E0M_HALF(FLOATS, pair); \
-      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
+      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) \
+          + factors[2 * g + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
     } \
     total *= norm; \
   }

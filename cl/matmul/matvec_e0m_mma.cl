@@ -5,10 +5,11 @@
 // here, so no weight is rounded.
 //
 // With FEW, a work-group computes 8 or 16 rows, which lie along the side of the tensor cores that
-// one row leaves idle. With WHOLE, all k-blocks are full. With PARTS, the columns up to end0, up to
-// end1 and the rest are separate results, which start at elements 0, start1 and start2. With
-// HAS_CODES2, every other warp multiplies by a second weight of the same size, and the epilogue
-// takes the results of both.
+// one row leaves idle. With WHOLE, all k-blocks are full.
+//
+// With PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2. With HAS_CODES2, every other warp multiplies by a second weight of
+// the same size, and the epilogue takes the results of both.
 //
 // With HAS_GAIN, each work-group normalizes the DEPTH elements of a row: x / sqrt(mean of squares +
 // epsilon) * gain. A single row is normalized in local memory first. Several rows are multiplied by
@@ -18,46 +19,49 @@
 #include "common/parts"
 #include "common/mma"
 #include "common/e0m_mma"
-// How many times eight rows.
+// Number of groups of eight rows.
 #ifdef FEW
 #define EIGHTS (FEW / 8)
 #else
 #define EIGHTS 1
 #endif
 #define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
-// OWN: number of rows, in each eight, whose sums a work-item holds.
+// ROWS_PER_ITEM: number of rows, of each eight, whose sums a work-item has. PART_ROWS: number of
+// rows with sums in local memory.
 #ifdef FEW
-#define OWN 2
-#define HELD_ROWS FEW
+#define ROWS_PER_ITEM 2
+#define PART_ROWS FEW
 #else
-#define OWN 1
-#define HELD_ROWS 1
+#define ROWS_PER_ITEM 1
+#define PART_ROWS 1
 #endif
-// Pairs of neighbouring weights as halves, exact, where their codes stand after one shift at most: codes that begin at bit `from` of a half
-// make 2 + (w1 - 2) / APART, from which W1 makes the sum over w1.
+// Pairs of neighbouring weights as exact halves, after at most one shift: codes that begin at bit
+// `from` of a half become 2 + (w1 - 2) / LEVEL_SCALE. SUM_OF_W1 converts their sum to that over w1.
 #define LEVELS(from) ((((1u << BITS) - 1u) << (from)) * 0x10001u)
 #define PAIR(d, word, from) \
   uint d; \
   MASKED_OR(d, word, LEVELS(from), 0x40004000u);
-#define APART(from) ((float)(1 << (10 - BITS - (from))))
-#define W1(from, dot, sum) (APART(from) * (dot) - (2.0f * APART(from) - 2.0f) * (sum))
+#define LEVEL_SCALE(from) ((float)(1 << (10 - BITS - (from))))
+#define SUM_OF_W1(from, dot, sum) (LEVEL_SCALE(from) * (dot) - (2.0f * LEVEL_SCALE(from) - 2.0f) * (sum))
 #define ONES 0x3C003C00u
 #define LOAD_WORDS(words, pair, s) { \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
     pair = pair_at[(s) / SPAN * step]; \
   }
-#define LOAD_XS(xs, s) { _Pragma("unroll") for (uint b = 0; b < EACH; b++) EACH_EIGHT xs[b][r] = X_ROW(r)[BLOCK_OF(s) * 4 + t]; }
+#define LOAD_XS(xs, s) { \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) EACH_EIGHT xs[b][r] = X_ROW(r)[BLOCK_OF(s) * 4 + t]; \
+  }
 #ifdef FEW
 #define X_ROW(r) x_rows[r]
 #else
 #define X_ROW(r) x_words
 #endif
-// x in local memory is there at once; else it is on its way with the words. X1, X2: pairs of x that meet codes of one place: as they lie in memory, or
-// side by side, as a normalised row is stored.
-#define WITH_XS(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
+// x in local memory needs no prefetching; otherwise, it is loaded with the words. X1 and X2: pairs
+// of x that multiply codes at the same bits. They are adjacent in a normalized row, but not in x.
+#define LOAD_WORDS_AND_XS(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
 #ifdef HAS_GAIN
 #ifdef FEW
-#define AHEAD(words, xs, pair, s) WITH_XS(words, xs, pair, s)
+#define PREFETCH(words, xs, pair, s) LOAD_WORDS_AND_XS(words, xs, pair, s)
 #define LOAD_LATE(xs, s)
 #define X1(v) v.z
 #define X2(v) v.y
@@ -77,29 +81,29 @@
   SCALE_HALVES(v.z, gain.z, power) \
   SCALE_HALVES(v.w, gain.w, power)
 #endif
-#define NORMALISE(v, s) { \
+#define NORMALIZE(v, s) { \
     XS gain = gain_words[BLOCK_OF(s) * 4 + t]; \
     EACH_EIGHT { SCALE_XS(v[r], gain, powers[r]) } \
   }
 #define FACTOR(row) factors[row]
 #else
-#define AHEAD(words, xs, pair, s) LOAD_WORDS(words, pair, s)
+#define PREFETCH(words, xs, pair, s) LOAD_WORDS(words, pair, s)
 #define LOAD_LATE(xs, s) LOAD_XS(xs, s)
 #define X1(v) v.y
 #define X2(v) v.z
-#define HELD ((DEPTH / 8 + WG - 1) / WG)
-#define NORMALISE(v, s)
+#define VECTORS_PER_ITEM ((DEPTH / 8 + WG - 1) / WG)
+#define NORMALIZE(v, s)
 #define FACTOR(row) 1.0f
 #endif
 #else
-#define AHEAD(words, xs, pair, s) WITH_XS(words, xs, pair, s)
+#define PREFETCH(words, xs, pair, s) LOAD_WORDS_AND_XS(words, xs, pair, s)
 #define LOAD_LATE(xs, s)
 #define X1(v) v.z
 #define X2(v) v.y
-#define NORMALISE(v, s)
+#define NORMALIZE(v, s)
 #define FACTOR(row) 1.0f
 #endif
-#define EIGHT(word4) \
+#define UNPACK_EIGHT(word4) \
   FLOATS_OF(v[0], v[1], word4.x); \
   FLOATS_OF(v[2], v[3], word4.y); \
   FLOATS_OF(v[4], v[5], word4.z); \
@@ -125,10 +129,10 @@
 #define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, FIRST, SECOND)
 #define ADD_ONES(c, v) { EACH_EIGHT MMA(c[r][0], ONES, ONES, ONES, ONES, v[r].x, v[r].y); }
 #define CLASSES 1
-#define DOT(c, i) W1(0, c[r][0][i], sum[r][0][h])
-#define ALL sum[r][0][h]
+#define DOT_W1(c, i) SUM_OF_W1(0, c[r][0][i], sum[r][0][h])
+#define SUM_OF_X sum[r][0][h]
 #else
-// Codes of one place make a sum of their own.
+// Codes at different bits have separate sums.
 #define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, X0, X1) ADD_AT(c, 1, a, b, 4, v, X2, X3)
 #define ADD_ONES(c, v) { \
     EACH_EIGHT { \
@@ -137,36 +141,37 @@
     } \
   }
 #define CLASSES 2
-#define DOT(c, i) (W1(0, c[r][0][i], sum[r][0][h]) + W1(4, c[r][1][i], sum[r][1][h]))
-#define ALL (sum[r][0][h] + sum[r][1][h])
+#define DOT_W1(c, i) (SUM_OF_W1(0, c[r][0][i], sum[r][0][h]) + SUM_OF_W1(4, c[r][1][i], sum[r][1][h]))
+#define SUM_OF_X (sum[r][0][h] + sum[r][1][h])
 #endif
-// Of row h of the own ones in each eight.
-#define SCALED(c, word, dot) { \
+// Adds the scaled sums of a column, for row h of the work-item's rows.
+#define ADD_SCALED(c, word, dot) { \
     float scale, bias; \
     FLOATS_OF(scale, bias, word); \
-    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < OWN; h++) total[r][h].c += scale * ((dot) - bias * ALL); \
+    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++) \
+      total[r][h].c += scale * ((dot) - bias * SUM_OF_X); \
   }
-// The sums of a stretch, of which the next one is on its way.
-#define STRETCH(words, xs, pair, s) { \
+// The sums of a k-block, while the next one is loaded.
+#define SUM_K_BLOCK(words, xs, pair, s) { \
     float low[EIGHTS][CLASSES][4], high[EIGHTS][CLASSES][4], sum[EIGHTS][CLASSES][4]; \
     EACH_EIGHT \
       for (uint c = 0; c < CLASSES; c++) \
         for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f; \
-    _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
-      if (ENDS(s)) break; \
-      NORMALISE(xs[b], s) \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
+      if (IS_BEYOND_END(s)) break; \
+      NORMALIZE(xs[b], s) \
       ADD(low, words[b].x, words[b].y, xs[b]) \
       ADD(high, words[b].z, words[b].w, xs[b]) \
       ADD_ONES(sum, xs[b]) \
     } \
-    SCALED(x, pair.x, DOT(low, h)) \
-    SCALED(y, pair.y, DOT(low, 2 + h)) \
-    SCALED(z, pair.z, DOT(high, h)) \
-    SCALED(w, pair.w, DOT(high, 2 + h)) \
+    ADD_SCALED(x, pair.x, DOT_W1(low, h)) \
+    ADD_SCALED(y, pair.y, DOT_W1(low, 2 + h)) \
+    ADD_SCALED(z, pair.z, DOT_W1(high, h)) \
+    ADD_SCALED(w, pair.w, DOT_W1(high, 2 + h)) \
   }
 
 KERNEL {
-  __local float4 part[WARPS * 8 * HELD_ROWS];
+  __local float4 part[WARPS * 8 * PART_ROWS];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint first = get_group_id(0) * 32, j = first + 4 * g;
   j = j < p.n ? j : 0;
@@ -178,7 +183,7 @@ KERNEL {
     scales_of = scales2;
   }
 #endif
-  uint blocks = p.steps / 4, stretches = (blocks + EACH - 1) / EACH, step = p.panel / 4;
+  uint blocks = p.steps / 4, k_blocks = (blocks + BLOCKS_EACH - 1) / BLOCKS_EACH, step = p.panel / 4;
   __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
 #ifdef HAS_GAIN
 #ifdef FEW
@@ -195,17 +200,17 @@ KERNEL {
   __global const XS *x_words = (__global const XS *)x;
 #endif
 #ifdef FEW
-  // Rows that are not there are the last one, and are not stored.
+  // Missing rows repeat the last row and are not stored.
   __global const XS *x_rows[EIGHTS];
   uint row0 = get_group_id(1) * FEW;
   EACH_EIGHT x_rows[r] = x_words + min(row0 + 8 * r + g, p.m - 1) * p.steps;
 #endif
-  float4 total[EIGHTS][OWN];
-  EACH_EIGHT for (uint h = 0; h < OWN; h++) total[r][h] = (float4)(0.0f);
-  uint4 words[EACH], next_words[EACH], pair, next_pair;
-  XS xs[EACH][EIGHTS], next_xs[EACH][EIGHTS];
+  float4 total[EIGHTS][ROWS_PER_ITEM];
+  EACH_EIGHT for (uint h = 0; h < ROWS_PER_ITEM; h++) total[r][h] = (float4)(0.0f);
+  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH], pair, next_pair;
+  XS xs[BLOCKS_EACH][EIGHTS], next_xs[BLOCKS_EACH][EIGHTS];
   uint s = warp / SIDES;
-  if (s < stretches) AHEAD(words, xs, pair, s)
+  if (s < k_blocks) PREFETCH(words, xs, pair, s)
 #ifdef HAS_GAIN
 #ifdef FEW
   float v[8];
@@ -223,7 +228,7 @@ KERNEL {
     float square = 0.0f;
     _Pragma("unroll 8") for (uint i = lane + 32 * (warp % SHARES); i < DEPTH / 8; i += 32 * SHARES) {
       uint4 eight = eights[i];
-      EIGHT(eight)
+      UNPACK_EIGHT(eight)
       _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
     }
     SUM_OF_WARP(square)
@@ -240,16 +245,16 @@ KERNEL {
     if (lid < 32 && t == 0) factors[8 * r + g] = factor / power;
   }
 #else
-  uint4 held[HELD];
-  float4 gains[HELD][2];
+  uint4 held[VECTORS_PER_ITEM];
+  float4 gains[VECTORS_PER_ITEM][2];
   float square = 0.0f, v[8];
-  _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
+  _Pragma("unroll") for (uint e = 0; e < VECTORS_PER_ITEM; e++) {
     uint i = lid + e * WG;
     held[e] = i < DEPTH / 8 ? x[i] : (uint4)(0);
-    // Loaded with x: behind the barrier the work-group would wait for memory once more.
+    // Loaded with x, since after the barrier the work-group would wait for memory once more.
     gains[e][0] = gain_at4(i < DEPTH / 8 ? 2 * i : 0);
     gains[e][1] = gain_at4(i < DEPTH / 8 ? 2 * i + 1 : 1);
-    EIGHT(held[e])
+    UNPACK_EIGHT(held[e])
     _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
   }
   SUM_OF_WARP(square)
@@ -258,11 +263,11 @@ KERNEL {
   square = 0.0f;
   for (uint w = 0; w < WARPS; w++) square += squares[w];
   float factor = rsqrt(square / (float)DEPTH + p.epsilon);
-  _Pragma("unroll") for (uint e = 0; e < HELD; e++) {
+  _Pragma("unroll") for (uint e = 0; e < VECTORS_PER_ITEM; e++) {
     uint i = lid + e * WG;
     if (i < DEPTH / 8) {
       float4 low = gains[e][0] * factor, high = gains[e][1] * factor;
-      EIGHT(held[e])
+      UNPACK_EIGHT(held[e])
       uint4 normed;
       HALVES_OF(normed.x, v[0] * low.x, v[1] * low.y);
       HALVES_OF(normed.y, v[2] * low.z, v[3] * low.w);
@@ -278,22 +283,23 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
 #endif
 #endif
-  // Two at a time, so that none is moved.
-  while (s < stretches) {
+  // Two k-blocks per iteration, so that no words are copied between registers.
+  while (s < k_blocks) {
     uint after = s + WARPS / SIDES;
-    if (after < stretches) AHEAD(next_words, next_xs, next_pair, after)
+    if (after < k_blocks) PREFETCH(next_words, next_xs, next_pair, after)
     LOAD_LATE(xs, s)
-    STRETCH(words, xs, pair, s)
+    SUM_K_BLOCK(words, xs, pair, s)
     s = after;
-    if (s >= stretches) break;
+    if (s >= k_blocks) break;
     after = s + WARPS / SIDES;
-    if (after < stretches) AHEAD(words, xs, pair, after)
+    if (after < k_blocks) PREFETCH(words, xs, pair, after)
     LOAD_LATE(next_xs, s)
-    STRETCH(next_words, next_xs, next_pair, s)
+    SUM_K_BLOCK(next_words, next_xs, next_pair, s)
     s = after;
   }
 #ifdef FEW
-  EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < OWN; h++) part[(warp * FEW + 8 * r + 2 * t + h) * 8 + g] = total[r][h];
+  EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++)
+    part[(warp * FEW + 8 * r + 2 * t + h) * 8 + g] = total[r][h];
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = lid; i < 16 * FEW; i += WG) {
     uint row = i / 16, column = first + i % 16 * 2;

@@ -1,6 +1,7 @@
-// Rows of x become signed bytes, words of y, in blocks of BLOCK places, of which the last of a row may be shorter. `factors` takes, of each block,
-// what its bytes are multiplied by, and that times their sum. A work-item makes a block.
-#define FOUR(i) x_at4((from + (i)) / 4)
+// Quantizes rows of x to signed bytes, words of y, in blocks of BLOCK elements; the last block of a
+// row may be shorter. `factors` gets two numbers for each block: the factor of its bytes, and that
+// factor times their sum. A work-item computes a block.
+#define FOUR_VALUES(i) x_at4((from + (i)) / 4)
 #include "common/bytes"
 
 KERNEL {

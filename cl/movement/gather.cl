@@ -1,5 +1,6 @@
-// y[o, i, :] = table[o, index[i], :] for rows first .. first + part_rows of a table of table_rows; other results are kept. A work-item owns
-// two neighbouring results. The first part writes zeros for an index outside the whole table.
+// y[o, i, :] = table[o, index[i], :] for rows first .. first + part_rows of a table of table_rows;
+// other results are kept. A work-item writes two neighbouring results. The first part writes zeros
+// for an index outside the whole table.
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;
@@ -9,7 +10,8 @@ KERNEL {
     int at = index_at(i / p.row % p.indices);
     if (at < 0) at += p.table_rows;
     int row = at - p.first;
-    if (row >= 0 && row < p.part_rows) v[h] = table_at((i / p.row / p.indices * (uint)p.part_rows + (uint)row) * p.row + i % p.row);
+    if (row >= 0 && row < p.part_rows)
+      v[h] = table_at((i / p.row / p.indices * (uint)p.part_rows + (uint)row) * p.row + i % p.row);
     else v[h] = p.first == 0 ? 0 : y_at(i);
   }
   y_put2(pair, (ELEM2)(v[0], v[1]));

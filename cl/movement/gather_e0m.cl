@@ -1,5 +1,6 @@
-// y[i, :] = column index[i] of an E0M matrix, for columns first .. first + part_rows; other results are kept. A work-item owns
-// results 2t and 2t + 1 of one row. The first part writes zeros for an index outside the whole matrix.
+// y[i, :] = column index[i] of an E0M matrix, for columns first .. first + part_rows; other results
+// are kept. A work-item writes results 2t and 2t + 1 of one row. The first part writes zeros for an
+// index outside the whole matrix.
 #include "common/e0m"
 
 KERNEL {

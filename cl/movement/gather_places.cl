@@ -1,4 +1,5 @@
-// y[i] = x at the place that an index points to, or 0 where that is outside of x. A work-item writes two neighbouring results.
+// y[i] = the element of x to which an index points, or 0 if that is outside x. A work-item writes
+// two neighbouring results.
 #include "common/places"
 
 KERNEL {

@@ -1,4 +1,5 @@
-// y = x[i] at the place that an index points to, if that is inside of y; other elements are kept. A work-item writes one element.
+// y = x[i] at the position to which an index points, if that is inside y; other elements are kept.
+// A work-item writes one element.
 #include "common/places"
 
 KERNEL {

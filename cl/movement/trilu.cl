@@ -1,5 +1,5 @@
-// y = x on and above (UPPER) or on and below a diagonal of matrices of rows x cols, else 0. A work-item writes two neighbouring
-// results.
+// y = x on and above (UPPER) or on and below a diagonal of matrices of rows x cols, else 0. A
+// work-item writes two neighbouring results.
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;

@@ -1,5 +1,6 @@
-// y = x / (bias + factor * sum(x^2))^beta, where the sum is over the channels from `before` before the element's own to `after` after it. A
-// work-item computes two neighbouring results.
+// y = x / (bias + factor * sum(x^2))^beta, where the sum is over the channels from `before`
+// channels before the element's own to `after` channels after it. A work-item computes two
+// neighbouring results.
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;

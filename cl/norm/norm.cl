@@ -1,19 +1,20 @@
-// y[r, c] = (x[r, c] - mean) / sqrt(variance + epsilon) * scale + bias, where mean and variance are given, or those of row r; without
-// CENTER the mean is 0. With EACH a scale and a bias belong to each column, else to `run` neighbours, and rows take turns in
-// `sets` sets of `per`. One work-group a row, or a pair of rows where an odd row length could make two rows share a 32-bit word
-// (ROWS = 2).
+// y[r, c] = (x[r, c] - mean) / sqrt(variance + epsilon) * scale + bias, where mean and variance are
+// operands or those of row r. Without CENTER, the mean is 0. With BY_COLUMN, each column has a
+// scale and a bias; otherwise, `run` neighbours share them, and row r uses set r % sets, of `per`
+// elements. A work-group computes a row, or a pair of rows if an odd row length could make two rows
+// share a 32-bit word (ROWS = 2).
 #include "common/reduce"
 
-#ifdef EACH
-#define PLACE(row, c) (c)
+#ifdef BY_COLUMN
+#define SCALE_INDEX(row, c) (c)
 #else
-#define PLACE(row, c) ((row) % p.sets * p.per + (c) / p.run)
+#define SCALE_INDEX(row, c) ((row) % p.sets * p.per + (c) / p.run)
 #endif
 
 KERNEL {
   uint lid = get_local_id(0);
   uint first = get_group_id(0) * ROWS;
-  // Of the first row and the last, which may be one.
+  // Of the first and the last row, which may be the same.
   float2 shift = (float2)(0.0f), inverse = (float2)(0.0f);
 #ifndef HAS_MEAN
   __local float scratch[WG + WG / 8];
@@ -51,14 +52,14 @@ KERNEL {
       uint at = 2 * i + h - begin;
       bool last = at >= p.cols;
       uint row = first + (last ? ROWS - 1 : 0), c = last ? at - p.cols : at;
-      // Behind an odd end there is one element more, for which there may be no column.
+      // If the end is odd, there is one more element, for which there may be no column.
       c = min(c, p.cols - 1);
       float one = ((h == 0 ? v.x : v.y) - (last ? shift.y : shift.x)) * (last ? inverse.y : inverse.x);
 #ifdef HAS_SCALE
-      one *= scale_at(PLACE(row, c));
+      one *= scale_at(SCALE_INDEX(row, c));
 #endif
 #ifdef HAS_BIAS
-      one += bias_at(PLACE(row, c));
+      one += bias_at(SCALE_INDEX(row, c));
 #endif
       out = h == 0 ? (float2)(one, v.y) : (float2)(out.x, one);
     }

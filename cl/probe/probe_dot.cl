@@ -1,5 +1,7 @@
-// Rounds of dot products of four pairs of signed 8-bit integers, packed in words: eight chains in each work-item, which writes the sum of
-// all. PTX, KHR or ARM: how the driver has them.
+// Rounds of dot products of four pairs of signed 8-bit integers, packed in words. Each work-item
+// has eight chains and writes their sum.
+//
+// PTX, KHR or ARM: the form of the driver's instruction.
 #ifdef PTX
 #define DOT(a) asm("dp4a.s32.s32 %0, %0, %1, %0;" : "+r"(a) : "r"(m))
 #endif
@@ -14,7 +16,8 @@
 
 KERNEL {
   uint m = p.factor;
-  int a0 = (int)get_global_id(0), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5, a6 = a0 + 6, a7 = a0 + 7;
+  int a0 = (int)get_global_id(0), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5, a6 = a0 + 6,
+      a7 = a0 + 7;
   for (uint i = 0; i < p.rounds; i++) {
     DOT(a0); DOT(a1); DOT(a2); DOT(a3); DOT(a4); DOT(a5); DOT(a6); DOT(a7);
   }

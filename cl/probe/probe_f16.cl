@@ -1,11 +1,13 @@
-// The rate of half precision. With PTX the vectors of the eight chains are pairs of words, and the instruction is written out.
+// The rate of half precision. With PTX, the vectors of the eight chains are pairs of words, and the
+// instruction is inline PTX.
 #ifdef PTX
 #define MAD(a) \
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(a.x) : "r"(m), "r"(c)); \
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(a.y) : "r"(m), "r"(c));
 KERNEL {
   uint m = p.factor < 0.5f ? 0 : 0x3BFE3BFE, c = p.addend < 0.0f ? 0 : 0x14001400;
-  uint2 a0 = (uint2)(get_global_id(0) & 0x03FF03FF), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5, a6 = a0 + 6, a7 = a0 + 7;
+  uint2 a0 = (uint2)(get_global_id(0) & 0x03FF03FF), a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, a4 = a0 + 4, a5 = a0 + 5,
+      a6 = a0 + 6, a7 = a0 + 7;
   for (uint i = 0; i < p.rounds; i++) {
     MAD(a0) MAD(a1) MAD(a2) MAD(a3) MAD(a4) MAD(a5) MAD(a6) MAD(a7)
   }

@@ -1,11 +1,12 @@
-// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads every `next`-th.
+// Reads x in vectors of four words. A work-item reads every `next`-th vector and writes the sum of
+// these.
 #ifndef IMAGE_X
 #define x_at4(i) x[i]
 #endif
 
 KERNEL {
   uint4 sum = (uint4)(0);
-  // Four loads at a time do not wait for each other.
+  // Four loads at a time, which do not wait for each other.
   uint4 other = (uint4)(0), third = (uint4)(0), fourth = (uint4)(0);
   uint i = get_global_id(0);
   for (; i + 3 * p.next < p.count; i += 4 * p.next) {

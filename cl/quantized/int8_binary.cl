@@ -1,6 +1,9 @@
-// y = a + b, a - b (SUB) or a * b (MUL) for bytes whose scales may differ, requantized to bytes. Tables hold the term of each byte of a, then of b:
-// integers with FIXED, otherwise floats, followed by the smallest float of each result. Operands may broadcast along the leading axis, and along all
-// other axes but the last together. A work-item computes one word.
+// y = a + b, a - b (SUB) or a * b (MUL) for bytes whose scales may differ, requantized to bytes. A
+// work-item computes one word.
+//
+// Tables hold the term of each byte of a, then of b: integers with FIXED, otherwise floats,
+// followed by the smallest float of each result. Operands may broadcast along the leading axis, and
+// along all other axes but the last together.
 #include "common/int8"
 
 #ifdef MUL
@@ -28,6 +31,8 @@ KERNEL {
   uint i = get_global_id(0);
   if (i >= p.count) return;
   uint word = i % p.words, row = i / p.words, middle = row % p.inner, plane = row / p.inner;
-  int4 u = four_bytes(a[word + middle * p.a_words + plane * p.a_rows]), v = four_bytes(b[word + middle * p.b_words + plane * p.b_rows]);
-  y[i] = word_of((int4)(result(u.x, v.x, tables, p), result(u.y, v.y, tables, p), result(u.z, v.z, tables, p), result(u.w, v.w, tables, p)));
+  int4 u = four_bytes(a[word + middle * p.a_words + plane * p.a_rows]),
+      v = four_bytes(b[word + middle * p.b_words + plane * p.b_rows]);
+  y[i] = word_of((int4)(result(u.x, v.x, tables, p), result(u.y, v.y, tables, p), result(u.z, v.z, tables, p),
+      result(u.w, v.w, tables, p)));
 }

@@ -1,4 +1,5 @@
-// Depthwise convolution of bytes [n, in_h, in_w, 4 * words] with weights [KH, KW, 4 * words]. A work-item computes one word.
+// Depthwise convolution of bytes [n, in_h, in_w, 4 * words] with weights [KH, KW, 4 * words]. A
+// work-item computes one word.
 #include "common/int8"
 
 KERNEL {
@@ -13,11 +14,14 @@ KERNEL {
     for (uint kx = 0; kx < KW; kx++) {
       int ix = x0 + (int)(kx * DW);
       bool inside = (uint)iy < p.in_h && (uint)ix < p.in_w;
-      uint a = inside ? x[((image + (uint)iy) * p.in_w + (uint)ix) * p.words + word] : fill, b = w[(ky * KW + kx) * p.words + word];
+      uint a = inside ? x[((image + (uint)iy) * p.in_w + (uint)ix) * p.words + word] : fill,
+          b = w[(ky * KW + kx) * p.words + word];
       s += four_bytes(a) * four_bytes(b);
     }
   }
-  int4 v = (int4)(SCALED(s.x, c, channels, p.zero, p.low, p.high), SCALED(s.y, c + 1, channels, p.zero, p.low, p.high),
-                  SCALED(s.z, c + 2, channels, p.zero, p.low, p.high), SCALED(s.w, c + 3, channels, p.zero, p.low, p.high));
+  int4 v = (int4)(SCALED(s.x, c, channels, p.zero, p.low, p.high),
+                  SCALED(s.y, c + 1, channels, p.zero, p.low, p.high),
+                  SCALED(s.z, c + 2, channels, p.zero, p.low, p.high),
+                  SCALED(s.w, c + 3, channels, p.zero, p.low, p.high));
   y[i] = word_of(v);
 }

@@ -1,4 +1,5 @@
-// Converts integers [.., channels, inner] to bytes [.., inner, 4 * words], XORed with `flip`. The padding holds 0. A work-item computes one word.
+// Converts integers [.., channels, inner] to bytes [.., inner, 4 * words], XORed with `flip`. The
+// padding holds 0. A work-item computes one word.
 KERNEL {
   uint i = get_global_id(0);
   if (i >= p.count) return;

@@ -1,4 +1,5 @@
-// Converts bytes [.., inner, stride] to integers [.., channels, inner] and adds `offset`. A work-item computes two neighbouring results.
+// Converts bytes [.., inner, stride] to integers [.., channels, inner] and adds `offset`. A
+// work-item computes two neighbouring results.
 #include "common/int8"
 
 KERNEL {
@@ -6,7 +7,8 @@ KERNEL {
   if (2 * pair >= p.count) return;
   int v[2];
   for (uint h = 0; h < 2; h++) {
-    uint i = min(2 * pair + h, p.count - 1), b = i % p.inner, c = i / p.inner % p.channels, outer = i / p.inner / p.channels;
+    uint i = min(2 * pair + h, p.count - 1), b = i % p.inner, c = i / p.inner % p.channels,
+        outer = i / p.inner / p.channels;
     uint at = (outer * p.inner + b) * p.stride + c;
     v[h] = BYTE(x[at / 4u], at % 4u) + p.offset;
   }

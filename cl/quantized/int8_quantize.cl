@@ -1,5 +1,5 @@
-// Quantizes floats [.., channels, inner] to bytes [.., inner, 4 * words]. `thresholds` holds the smallest float of each byte. A work-item computes
-// one word.
+// Quantizes floats [.., channels, inner] to bytes [.., inner, 4 * words]. `thresholds` holds the
+// smallest float of each byte. A work-item computes one word.
 #include "common/int8"
 
 KERNEL {

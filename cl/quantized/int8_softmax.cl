@@ -1,5 +1,5 @@
-// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the exponential of each difference from the largest
-// element. A work-item computes one row.
+// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the
+// exponential of each difference from the largest element. A work-item computes one row.
 #include "common/int8"
 #define ENTRY(b) table[most - BYTE(x[at + (b) / 4u], (b) % 4u)]
 

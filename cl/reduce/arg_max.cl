@@ -1,17 +1,18 @@
-// y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
-// last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
+// y = the position of the largest element along an axis of `cols` elements, which are `inner`
+// apart. Of equal elements, the first counts, or with LAST the last. With SMALLEST, y is the
+// position of the smallest element. A work-item computes two neighbouring results.
 #include "common/order"
 #ifdef SMALLEST
-#define OVER(a, b) ((a) < (b))
-#define ODD_ORDER (-2147483647 - 1)
+#define IS_BETTER(a, b) ((a) < (b))
+#define NAN_ORDER (-2147483647 - 1)
 #else
-#define OVER(a, b) ((a) > (b))
-#define ODD_ORDER 2147483647
+#define IS_BETTER(a, b) ((a) > (b))
+#define NAN_ORDER 2147483647
 #endif
 
 #ifdef FLOATS
 // NaN counts as the largest, or the smallest.
-#define KEY(v) order_of(v, ODD_ORDER)
+#define KEY(v) order_of(v, NAN_ORDER)
 #else
 #define KEY(v) (v)
 #endif
@@ -27,9 +28,9 @@ KERNEL {
     for (uint c = 1; c < p.cols; c++) {
       int e = KEY(x_at(base + c * p.inner));
 #ifdef LAST
-      if (!OVER(best, e)) {
+      if (!IS_BETTER(best, e)) {
 #else
-      if (OVER(e, best)) {
+      if (IS_BETTER(e, best)) {
 #endif
         best = e;
         place = c;

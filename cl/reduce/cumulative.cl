@@ -1,5 +1,6 @@
-// y[c] = the sum, or PRODUCT, of the elements up to c of an axis of `cols` elements, `inner` apart; with EXCLUSIVE without c itself, with
-// REVERSE from the end. A work-item computes one line along the axis.
+// y[c] = the sum, or with PRODUCT the product, of the elements up to c of an axis of `cols`
+// elements, which are `inner` apart. With EXCLUSIVE, element c itself does not count. With REVERSE,
+// the elements are taken from the end. A work-item computes one line along the axis.
 #ifdef PRODUCT
 #define START 1
 #define JOIN(a, b) ((a) * (b))

@@ -1,6 +1,8 @@
-// y[r] = the elements c of row r combined by JOIN, each through MAP. Then FINISH applies. With MAP EXPONENTIAL the terms are exp(x - max(x)), and
-// max(x) is added at the end. The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a
-// pair of rows.
+// y[r] = the elements c of row r, transformed by MAP and combined by JOIN, followed by FINISH. If
+// MAP is EXPONENTIAL, the terms are exp(x - max(x)), and max(x) is added at the end.
+//
+// The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a
+// work-item, computes a pair of rows.
 #include "common/reduce"
 // MAP:
 #define ABSOLUTE 1
@@ -16,12 +18,12 @@
 #define LOGARITHM 3
 
 #ifdef FLAT
-#define AT(base, c) x_at((base) + (c))
+#define ELEMENT(base, c) x_at((base) + (c))
 #else
-#ifdef ONE
-#define AT(base, c) x_at((base) + (c) * p.r0)
+#ifdef ONE_AXIS
+#define ELEMENT(base, c) x_at((base) + (c) * p.r0)
 #else
-#define AT(base, c) x_at((base) + (c) % p.m1 * p.r0 + (c) / p.m1 % p.m2 * p.r1 + (c) / p.m1 / p.m2 * p.r2)
+#define ELEMENT(base, c) x_at((base) + (c) % p.m1 * p.r0 + (c) / p.m1 % p.m2 * p.r1 + (c) / p.m1 / p.m2 * p.r2)
 #endif
 #endif
 
@@ -40,7 +42,7 @@ inline ELEM term(ELEM v, ELEM top) {
   return v;
 }
 
-#define START (JOIN == LARGEST ? LEAST : JOIN == SMALLEST ? GREATEST : JOIN == MULTIPLIED ? 1 : 0)
+#define NEUTRAL (JOIN == LARGEST ? LEAST : JOIN == SMALLEST ? GREATEST : JOIN == MULTIPLIED ? 1 : 0)
 
 inline ELEM join(ELEM a, ELEM b) {
   if (JOIN == LARGEST) return larger(a, b);
@@ -50,15 +52,16 @@ inline ELEM join(ELEM a, ELEM b) {
 }
 
 #ifdef ITEM
-#define FROM 0
+#define BEGIN 0
 #define STEP 1
-#define ALL_MAX(v) v
-#define ALL(v) v
+#define MAX_OF_ALL(v) v
+#define JOIN_ALL(v) v
 #else
-#define FROM get_local_id(0)
+#define BEGIN get_local_id(0)
 #define STEP WG
-#define ALL_MAX(v) wg_max(v, scratch)
-#define ALL(v) (JOIN == LARGEST ? wg_max(v, scratch) : JOIN == SMALLEST ? -wg_max(-(v), scratch) : wg_sum(v, scratch))
+#define MAX_OF_ALL(v) wg_max(v, scratch)
+#define JOIN_ALL(v) \
+  (JOIN == LARGEST ? wg_max(v, scratch) : JOIN == SMALLEST ? -wg_max(-(v), scratch) : wg_sum(v, scratch))
 #endif
 
 KERNEL {
@@ -75,14 +78,15 @@ KERNEL {
     ELEM top = 0;
     if (MAP == EXPONENTIAL) {
       top = LEAST;
-      for (uint c = FROM; c < p.cols; c += STEP) top = larger(top, AT(base, c));
-      top = ALL_MAX(top);
-      // Infinities and NaN are terms of the sum.
+      for (uint c = BEGIN; c < p.cols; c += STEP) top = larger(top, ELEMENT(base, c));
+      top = MAX_OF_ALL(top);
+      // If the largest element is infinite or NaN, nothing is subtracted, so that it reaches the
+      // sum.
       if (!isfinite((float)top)) top = 0;
     }
-    ELEM s = START;
-    for (uint c = FROM; c < p.cols; c += STEP) s = join(s, term(AT(base, c), top));
-    s = ALL(s);
+    ELEM s = NEUTRAL;
+    for (uint c = BEGIN; c < p.cols; c += STEP) s = join(s, term(ELEMENT(base, c), top));
+    s = JOIN_ALL(s);
     if (FINISH == MEAN) s /= (ELEM)p.cols;
     if (FINISH == ROOT) s = (ELEM)sqrt((float)s);
     if (FINISH == LOGARITHM) s = (ELEM)log((float)s) + top;

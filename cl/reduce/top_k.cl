@@ -1,5 +1,6 @@
-// The `kept` largest, or smallest, elements of lines of n elements that lie `inner` apart, in order, and their positions; of equal ones
-// the first comes first. A work-item finds the place of one element, by comparing it with all of its line, and stores it there.
+// The `kept` largest, or smallest, elements of lines of n elements that are `inner` apart, in
+// order, with their positions. Of equal elements, the first comes first. A work-item determines the
+// rank of one element, by comparing it with all of its line, and stores it at that position.
 #include "common/order"
 #ifdef FLOATS
 // NaN counts as larger than any number.

@@ -1,77 +1,90 @@
-// softmax(scale * q k^T + mask) v, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys with a running maximum, so that no row
-// of scores leaves the work-group, which takes VECTORS query vectors that share keys: HEADS heads of one group for each of VECTORS / HEADS rows.
-// LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
-// them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
-// With WINDOW a row sees so many keys at most, up to its own place; none before those of the first row is read, except in its page. With RING a
-// cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
-// are not read. With tiles the rows are those of sequences in pages of KEYS keys, TILE_GROUPS work-groups for each tile; see paged_attention.rs.
+// softmax(scale * q k^T + mask) v, or with CAPPED of softcap * tanh(scores / softcap).
+//
+// The keys are processed in tiles of KEYS keys with a running maximum, so that no row of scores
+// leaves the work-group. A work-group takes VECTORS query vectors that share keys: HEADS heads of
+// one group for each of VECTORS / HEADS rows. LANES work-items compute the score of a key. Then
+// each work-item computes pieces of results, of 2 or 4 elements. If there are fewer pieces than
+// work-items, SLICES work-items share a piece (SHARED).
+//
+// With SPLIT, a work-group takes SPLIT keys and stores sums, their maximum and their total for
+// attention_merge. With WINDOW, a row sees at most WINDOW keys, the last of which is at its own
+// position. Keys before the window of the first row are not read, except in its page. With RING,
+// the cache keeps RING keys, and key i is at position i % RING.
+//
+// With CAUSAL, a row sees keys up to its own position. Tiles that no row of the work-group sees are
+// not read. With HAS_TILES, the rows are those of sequences in pages of KEYS keys, with TILE_GROUPS
+// work-groups for each tile; see paged_attention.rs.
 #ifdef WIDE
 alias VEC = vec4<f32>;
-const V: u32 = 4u;
+const WIDTH: u32 = 4u;
 #else
 alias VEC = vec2<f32>;
-const V: u32 = 2u;
+const WIDTH: u32 = 2u;
 #endif
-const PARTS: u32 = DIM / V;
-// Part i of a row of keys or values. With Q8 a row is words of four signed bytes, and the factor of all of them.
+const PIECES: u32 = DIM / WIDTH;
+// Piece i of a row of keys or values. With Q8, a row consists of words of four signed bytes,
+// followed by the factor of all of them.
 #ifdef Q8
-fn four(word: i32) -> VEC {
+fn bytes_to_floats(word: i32) -> VEC {
   let w = bitcast<u32>(word);
   return VEC(bitcast<vec4<i32>>(vec4<u32>(w << 24u, w << 16u, w << 8u, w)) >> vec4<u32>(24u));
 }
-fn k_part(row: u32, i: u32) -> VEC { return four(k_at(row * (PARTS + 1u) + i)); }
-fn v_part(row: u32, i: u32) -> VEC { return four(v_at(row * (PARTS + 1u) + i)); }
-fn k_scale(row: u32) -> f32 { return bitcast<f32>(k_at(row * (PARTS + 1u) + PARTS)); }
-fn v_scale(row: u32) -> f32 { return bitcast<f32>(v_at(row * (PARTS + 1u) + PARTS)); }
+fn k_piece(row: u32, i: u32) -> VEC { return bytes_to_floats(k_at(row * (PIECES + 1u) + i)); }
+fn v_piece(row: u32, i: u32) -> VEC { return bytes_to_floats(v_at(row * (PIECES + 1u) + i)); }
+fn k_scale(row: u32) -> f32 { return bitcast<f32>(k_at(row * (PIECES + 1u) + PIECES)); }
+fn v_scale(row: u32) -> f32 { return bitcast<f32>(v_at(row * (PIECES + 1u) + PIECES)); }
 #else
 #ifdef WIDE
-fn k_part(row: u32, i: u32) -> VEC { return k_at4(row * PARTS + i); }
-fn v_part(row: u32, i: u32) -> VEC { return v_at4(row * PARTS + i); }
+fn k_piece(row: u32, i: u32) -> VEC { return k_at4(row * PIECES + i); }
+fn v_piece(row: u32, i: u32) -> VEC { return v_at4(row * PIECES + i); }
 #else
-fn k_part(row: u32, i: u32) -> VEC { return k_at2(row * PARTS + i); }
-fn v_part(row: u32, i: u32) -> VEC { return v_at2(row * PARTS + i); }
+fn k_piece(row: u32, i: u32) -> VEC { return k_at2(row * PIECES + i); }
+fn v_piece(row: u32, i: u32) -> VEC { return v_at2(row * PIECES + i); }
 #endif
 fn k_scale(row: u32) -> f32 { return 1.0; }
 fn v_scale(row: u32) -> f32 { return 1.0; }
 #endif
-const RESULTS: u32 = VECTORS * PARTS;
+const RESULTS: u32 = VECTORS * PIECES;
 #ifdef SHARED
-const OWNED: u32 = 1u;
+const RESULTS_PER_ITEM: u32 = 1u;
 var<workgroup> part_sum: array<VEC, WG>;
 var<workgroup> part_total: array<f32, WG>;
-fn own(lid: u32, i: u32) -> u32 { return lid % RESULTS; }
+fn result_index(lid: u32, i: u32) -> u32 { return lid % RESULTS; }
 fn slice_of(lid: u32) -> u32 { return lid / RESULTS; }
 #else
-const OWNED: u32 = (RESULTS + WG - 1u) / WG;
-fn own(lid: u32, i: u32) -> u32 { return lid + i * WG; }
+const RESULTS_PER_ITEM: u32 = (RESULTS + WG - 1u) / WG;
+fn result_index(lid: u32, i: u32) -> u32 { return lid + i * WG; }
 fn slice_of(lid: u32) -> u32 { return 0u; }
 #endif
 const LOWEST: f32 = -3.4028235e38;
-// The maximum before the first key. With tiles, which have no masks, keys that a row does not see then have no weight at all.
+// The maximum before the first key. With tiles, which have no masks, it gives keys that a row does
+// not see a weight of exactly 0.
 #ifdef HAS_TILES
-const TOP: f32 = LOWEST / 2.0;
+const INITIAL_MAX: f32 = LOWEST / 2.0;
 #else
-const TOP: f32 = LOWEST;
+const INITIAL_MAX: f32 = LOWEST;
 #endif
 var<workgroup> query: array<VEC, RESULTS>;
 var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
-// Number of keys up to the place of a row: `keys` for row `base`.
-fn seen(keys: u32, row: u32, base: u32) -> u32 { return keys + row - base; }
+// Number of keys up to the position of a row: `keys` for row `base_row`.
+fn keys_up_to(keys: u32, row: u32, base_row: u32) -> u32 { return keys + row - base_row; }
 
 #ifdef WINDOW
 // Number of keys before the window of a row.
-fn hidden(keys: u32, row: u32, base: u32) -> u32 { return max(keys + row, base + WINDOW) - (base + WINDOW); }
+fn keys_before(keys: u32, row: u32, base_row: u32) -> u32 {
+  return max(keys + row, base_row + WINDOW) - (base_row + WINDOW);
+}
 #endif
 
 #ifdef HAS_TILES
-// Where a key of a page lies, in rows of heads.
-fn place(page: u32, key: u32, kv: u32) -> u32 { return (page + key % KEYS) * p.kv_heads + kv; }
+// The position of a key of a page in the cache, in rows of heads.
+fn key_row(page: u32, key: u32, kv: u32) -> u32 { return (page + key % KEYS) * p.kv_heads + kv; }
 #else
-// Where a key lies, in rows of heads, behind those of the batches before.
-fn place(past: u32, key: u32, kv: u32) -> u32 {
+// The position of a key in the cache, in rows of heads, after the keys of the earlier batches.
+fn key_row(past: u32, key: u32, kv: u32) -> u32 {
 #ifdef RING
   return (key % RING) * p.kv_heads + kv;
 #else
@@ -91,21 +104,21 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let row0 = tile_row + group.y % TILE_GROUPS * (VECTORS / HEADS);
   let table = u32(tiles_at(tile_at + 2u));
   let keys = u32(tiles_at(tile_at + 3u));
-  let base = tile_row;
+  let base_row = tile_row;
 #else
   let row_end = p.rows;
   let row0 = group.y * (VECTORS / HEADS);
   let keys = u32(live_at(p.live_keys));
-  // The last rows stand at the places of the last keys.
-  let base = p.rows - 1u;
+  // The last rows are at the positions of the last keys.
+  let base_row = p.rows - 1u;
 #endif
   let last_row = max(row_end, 1u) - 1u;
 #ifdef WINDOW
-  // The first row of the group reaches back furthest.
+  // The window of the first row begins first.
 #ifdef HAS_TILES
-  let before = hidden(keys, row0, base) / KEYS * KEYS;
+  let before = keys_before(keys, row0, base_row) / KEYS * KEYS;
 #else
-  let before = hidden(keys, row0, base);
+  let before = keys_before(keys, row0, base_row);
 #endif
 #else
   let before = 0u;
@@ -118,12 +131,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let batch = group.z;
   let begin = before;
 #ifdef CAUSAL
-  // The last row of the group sees most.
-  let sees_most = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, last_row), base);
+  // The last row of the group sees the most keys.
+  let last_row_keys = keys_up_to(keys, min(row0 + (VECTORS - 1u) / HEADS, last_row), base_row);
 #ifdef HAS_TILES
-  let end = select(0u, sees_most, row0 < row_end);
+  let end = select(0u, last_row_keys, row0 < row_end);
 #else
-  let end = sees_most;
+  let end = last_row_keys;
 #endif
 #else
   let end = keys;
@@ -132,28 +145,29 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 #ifndef HAS_TILES
   let past = batch * p.keys;
 #endif
-  for (var i = lid; i < VECTORS * PARTS; i += WG) {
-    let r = i / PARTS;
+  for (var i = lid; i < VECTORS * PIECES; i += WG) {
+    let r = i / PIECES;
     let row = min(row0 + r / HEADS, last_row);
-    let at = ((batch * p.rows + row) * p.heads + head0 + r % HEADS) * PARTS + i % PARTS;
+    let at = ((batch * p.rows + row) * p.heads + head0 + r % HEADS) * PIECES + i % PIECES;
 #ifdef WIDE
     query[i] = q_at4(at) * p.scale;
 #else
     query[i] = q_at2(at) * p.scale;
 #endif
   }
-  for (var r = lid; r < VECTORS; r += WG) { top[r] = TOP; }
+  for (var r = lid; r < VECTORS; r += WG) { top[r] = INITIAL_MAX; }
   workgroupBarrier();
 #ifdef ROLLED
-  // Numbers that compilers do not know: a loop of loads that is unrolled runs out of registers.
-  let dot_parts = p.parts;
-  let tile = p.parts / PARTS * KEYS;
+  // These numbers are unknown to compilers, which would otherwise unroll a loop of loads and run
+  // out of registers.
+  let dot_pieces = p.pieces;
+  let tile = p.pieces / PIECES * KEYS;
 #else
-  let dot_parts = PARTS;
+  let dot_pieces = PIECES;
   let tile = KEYS;
 #endif
-  var sum: array<VEC, OWNED>;
-  var total: array<f32, OWNED>;
+  var sum: array<VEC, RESULTS_PER_ITEM>;
+  var total: array<f32, RESULTS_PER_ITEM>;
   for (var first = begin; first < end; first += KEYS) {
 #ifdef HAS_TILES
     let past = u32(pages_at(table + first / KEYS)) * KEYS;
@@ -161,11 +175,11 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     for (var at = lid; at < KEYS * LANES; at += WG) {
       let t = at / LANES;
       let lane = at % LANES;
-      let row = place(past, min(first + t, end - 1u), kv);
+      let row = key_row(past, min(first + t, end - 1u), kv);
       var dots: array<VEC, VECTORS>;
-      for (var i = lane; i < dot_parts; i += LANES) {
-        let x = k_part(row, i);
-        for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PARTS + i]; }
+      for (var i = lane; i < dot_pieces; i += LANES) {
+        let x = k_piece(row, i);
+        for (var r = 0u; r < VECTORS; r++) { dots[r] += x * query[r * PIECES + i]; }
       }
       for (var r = 0u; r < VECTORS; r++) { weight[(lane * VECTORS + r) * KEYS + t] = dot(dots[r], VEC(1.0)); }
     }
@@ -175,7 +189,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       let key = min(first + t, end - 1u);
       var score = weight[i];
       for (var lane = 1u; lane < LANES; lane++) { score += weight[lane * (VECTORS * KEYS) + i]; }
-      score *= k_scale(place(past, key, kv));
+      score *= k_scale(key_row(past, key, kv));
 #ifdef CAPPED
       score = p.softcap * tanh(clamp(score / p.softcap, -20.0, 20.0));
 #endif
@@ -185,10 +199,10 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       score += mask_at(batch * p.mask_b + (head0 + r % HEADS) * p.mask_h + row * p.mask_s + key * p.mask_t);
 #endif
 #ifdef WINDOW
-      if (key < hidden(keys, row, base)) { score = LOWEST; }
+      if (key < keys_before(keys, row, base_row)) { score = LOWEST; }
 #endif
 #ifdef CAUSAL
-      if (key >= seen(keys, row, base)) { score = LOWEST; }
+      if (key >= keys_up_to(keys, row, base_row)) { score = LOWEST; }
 #endif
       weight[i] = select(LOWEST, score, first + t < end);
     }
@@ -208,13 +222,13 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     }
     workgroupBarrier();
     let count = min(tile, end - first);
-    for (var i = 0u; i < OWNED; i++) {
-      let r = min(own(lid, i) / PARTS, VECTORS - 1u);
-      let part = own(lid, i) % PARTS;
-      // Chosen by comparisons: an index that compilers cannot compute would keep the sums in memory.
+    for (var i = 0u; i < RESULTS_PER_ITEM; i++) {
+      let r = min(result_index(lid, i) / PIECES, VECTORS - 1u);
+      let piece = result_index(lid, i) % PIECES;
+      // Selected by comparisons: an index unknown to the compiler would keep the sums in memory.
       var s = sum[0];
       var l = total[0];
-      for (var q = 1u; q < OWNED; q++) {
+      for (var q = 1u; q < RESULTS_PER_ITEM; q++) {
         s = select(s, sum[q], q == i);
         l = select(l, total[q], q == i);
       }
@@ -222,11 +236,11 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
       l *= keep[r];
       for (var t = slice_of(lid); t < count; t += SLICES) {
         let w = weight[r * KEYS + t];
-        let row = place(past, first + t, kv);
-        s += w * v_scale(row) * v_part(row, part);
+        let row = key_row(past, first + t, kv);
+        s += w * v_scale(row) * v_piece(row, piece);
         l += w;
       }
-      for (var q = 0u; q < OWNED; q++) {
+      for (var q = 0u; q < RESULTS_PER_ITEM; q++) {
         sum[q] = select(sum[q], s, q == i);
         total[q] = select(total[q], l, q == i);
       }
@@ -243,26 +257,26 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     total[0] += part_total[i];
   }
 #endif
-  for (var i = 0u; i < OWNED; i++) {
-    let r = own(lid, i) / PARTS;
-    let part = own(lid, i) % PARTS;
+  for (var i = 0u; i < RESULTS_PER_ITEM; i++) {
+    let r = result_index(lid, i) / PIECES;
+    let piece = result_index(lid, i) % PIECES;
     let row = row0 + r / HEADS;
     if (r < VECTORS && row < row_end) {
       let vector = (batch * p.rows + row) * p.heads + head0 + r % HEADS;
 #ifdef SPLIT
-      let at = (group.z * p.rows * p.heads + vector) * (PARTS + 1u);
+      let at = (group.z * p.rows * p.heads + vector) * (PIECES + 1u);
 #ifdef WIDE
-      y_put4(at + part, sum[i]);
-      if (part == 0u) { y_put4(at + PARTS, vec4<f32>(top[r], total[i], 0.0, 0.0)); }
+      y_put4(at + piece, sum[i]);
+      if (piece == 0u) { y_put4(at + PIECES, vec4<f32>(top[r], total[i], 0.0, 0.0)); }
 #else
-      y_put2(at + part, sum[i]);
-      if (part == 0u) { y_put2(at + PARTS, vec2<f32>(top[r], total[i])); }
+      y_put2(at + piece, sum[i]);
+      if (piece == 0u) { y_put2(at + PIECES, vec2<f32>(top[r], total[i])); }
 #endif
 #else
 #ifdef WIDE
-      y_put4(vector * PARTS + part, sum[i] / total[i]);
+      y_put4(vector * PIECES + piece, sum[i] / total[i]);
 #else
-      y_put2(vector * PARTS + part, sum[i] / total[i]);
+      y_put2(vector * PIECES + piece, sum[i] / total[i]);
 #endif
 #endif
     }

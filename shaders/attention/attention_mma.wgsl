@@ -1,24 +1,27 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// softmax(scale * q k^T + mask) v of many rows of halves by cooperative matrices of 16 x 16, with CAPPED of softcap * tanh(scores / softcap). A warp
-// takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
-// walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
-// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read.
+// softmax(scale * q k^T + mask) v for many rows of halves with cooperative matrices of 16 x 16, or
+// with CAPPED of softcap * tanh(scores / softcap).
 //
-// With tiles and pages (paged_attention.rs), and CAUSAL, a work-group takes a tile: rows of one
-// sequence. KEYS divides the 64 keys of a page.
+// A warp takes 16 rows of queries of one head. The warps of a work-group share tiles of KEYS keys
+// and values in work-group memory. The first pass over the keys finds the largest score of each
+// row, the second one sums values. So no sum is ever rescaled, which matrices cannot do row by row.
+//
+// With CAUSAL, a row sees keys up to its own position. Tiles that no row of the work-group sees are
+// not read. With HAS_TILES (paged_attention.rs), which requires CAUSAL, a work-group takes a tile:
+// rows of one sequence. KEYS divides the 64 keys of a page.
 const ROWS: u32 = WG / 2u;
 const LOWEST: f32 = -3.4028235e38;
-// Rows in vectors of four halves: padded, so that they begin in different banks.
+// Length of a row in vectors of four halves, padded so that rows begin in different banks.
 const QUADS: u32 = DIM / 4u;
 const ROW: u32 = QUADS + 2u;
 const P_ROW: u32 = KEYS / 4u + 2u;
-// Queries at first, then keys, then values: KEYS are no more than ROWS.
+// First queries, then keys, then values: KEYS is at most ROWS.
 var<workgroup> tile: array<vec4<f16>, ROWS * ROW>;
 var<workgroup> scores: array<f32, ROWS * KEYS>;
 var<workgroup> powers: array<vec4<f16>, ROWS * P_ROW>;
 
-// Eight neighbours of a row of sums, divided by the total of the row.
+// Eight neighbouring elements of a row of sums, divided by the total of the row.
 fn put_eight(to: u32, at: u32, total: f32) {
   y_put4(to, vec4<f32>(scores[at], scores[at + 1u], scores[at + 2u], scores[at + 3u]) / total);
   y_put4(to + 1u, vec4<f32>(scores[at + 4u], scores[at + 5u], scores[at + 6u], scores[at + 7u]) / total);
@@ -28,10 +31,10 @@ alias Left = coop_mat16x16<f16, A>;
 alias Right = coop_mat16x16<f16, B>;
 alias Sum = coop_mat16x16<f32, C>;
 
-// Rows end before `row_end`, and the last of them sees `keys`. The pages begin at `table`.
+// Rows end before `row_end`, and the last of them sees `keys` keys. The pages begin at `table`.
 struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32, row_end: u32, table: u32 }
 
-// Number of keys that a row sees: the last rows stand at the places of the last keys.
+// Number of keys that a row sees. The last rows are at the positions of the last keys.
 fn seen(at: Place, row: u32) -> u32 {
 #ifdef CAUSAL
   return at.keys + row + 1u - at.row_end;
@@ -40,7 +43,7 @@ fn seen(at: Place, row: u32) -> u32 {
 #endif
 }
 
-// Where a key of the tile of keys from `first` on lies, in rows of the cache.
+// The position in the cache, in rows, of a key of the tile of keys that starts at `first`.
 fn place(at: Place, first: u32, key: u32) -> u32 {
 #ifdef HAS_TILES
   return u32(pages_at(at.table + first / 64u)) * 64u + key % 64u;
@@ -67,7 +70,7 @@ fn bring_values(at: Place, first: u32, lid: u32) {
   workgroupBarrier();
 }
 
-// The score of a key in its tile, as the softmax takes it, for row `own` of the work-group.
+// The score of a key of the tile, as input of the softmax, for row `own` of the work-group.
 fn score(at: Place, own: u32, row: u32, first: u32, key: u32) -> f32 {
   if (first + key >= seen(at, row)) { return LOWEST; }
   var s = scores[own * KEYS + key] * p.scale;
@@ -88,13 +91,14 @@ fn attention_mma(
 ) {
   let head = group.x;
   let kv = head / (p.heads / p.kv_heads);
-  // Later rows, which see more keys if attention is causal, come first.
+  // Later rows come first, since they see more keys if attention is causal.
   let part_of_rows = groups.y - 1u - group.y;
 #ifdef HAS_TILES
   let tile_at = part_of_rows * 4u;
   let row0 = u32(tiles_at(tile_at));
   let count = u32(tiles_at(tile_at + 1u));
-  let at = Place(group.z, head, kv, 0u, u32(tiles_at(tile_at + 3u)) + count - 1u, row0 + count, u32(tiles_at(tile_at + 2u)));
+  let at = Place(group.z, head, kv, 0u, u32(tiles_at(tile_at + 3u)) + count - 1u, row0 + count,
+      u32(tiles_at(tile_at + 2u)));
 #else
   let row0 = part_of_rows * ROWS;
   let at = Place(group.z, head, kv, group.z * p.keys, u32(live_at(p.live_keys)), p.rows, 0u);
@@ -102,7 +106,7 @@ fn attention_mma(
   let last_row = max(at.row_end, 1u) - 1u;
   let end = select(0u, seen(at, min(row0 + ROWS - 1u, last_row)), row0 < at.row_end);
   let warp = lid / 32u;
-  // Two work-items look after a row, and half of its keys each.
+  // Two work-items process a row, each half of its keys.
   let own = lid / 2u;
   let part = lid % 2u * (KEYS / 2u);
   let row = min(row0 + own, last_row);
@@ -116,13 +120,13 @@ fn attention_mma(
   let q1 = coopLoadT<Left>(&tile[mine + 4u], ROW);
   let q2 = coopLoadT<Left>(&tile[mine + 8u], ROW);
   let q3 = coopLoadT<Left>(&tile[mine + 12u], ROW);
-#ifdef FROM128
+#ifdef DIM_FROM_128
   let q4 = coopLoadT<Left>(&tile[mine + 16u], ROW);
   let q5 = coopLoadT<Left>(&tile[mine + 20u], ROW);
   let q6 = coopLoadT<Left>(&tile[mine + 24u], ROW);
   let q7 = coopLoadT<Left>(&tile[mine + 28u], ROW);
 #endif
-#ifdef FROM256
+#ifdef DIM_FROM_256
   let q8 = coopLoadT<Left>(&tile[mine + 32u], ROW);
   let q9 = coopLoadT<Left>(&tile[mine + 36u], ROW);
   let q10 = coopLoadT<Left>(&tile[mine + 40u], ROW);
@@ -136,13 +140,13 @@ fn attention_mma(
   var s1: Sum;
   var s2: Sum;
   var s3: Sum;
-#ifdef FROM128
+#ifdef DIM_FROM_128
   var s4: Sum;
   var s5: Sum;
   var s6: Sum;
   var s7: Sum;
 #endif
-#ifdef FROM256
+#ifdef DIM_FROM_256
   var s8: Sum;
   var s9: Sum;
   var s10: Sum;
@@ -159,7 +163,7 @@ fn attention_mma(
     workgroupBarrier();
     for (var t = 0u; t < KEYS / 2u; t++) { top = max(top, score(at, own, row, first, part + t)); }
   }
-  // What the other work-item of the row found.
+  // The maximum of the other work-item of the row.
   workgroupBarrier();
   scores[lid] = top;
   workgroupBarrier();
@@ -180,13 +184,13 @@ fn attention_mma(
       s1 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 4u], ROW), s1);
       s2 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 8u], ROW), s2);
       s3 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 12u], ROW), s3);
-#ifdef FROM128
+#ifdef DIM_FROM_128
       s4 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 16u], ROW), s4);
       s5 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 20u], ROW), s5);
       s6 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 24u], ROW), s6);
       s7 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 28u], ROW), s7);
 #endif
-#ifdef FROM256
+#ifdef DIM_FROM_256
       s8 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 32u], ROW), s8);
       s9 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 36u], ROW), s9);
       s10 = coopMultiplyAdd(a, coopLoadT<Right>(&tile[j * ROW + 40u], ROW), s10);
@@ -219,7 +223,7 @@ fn attention_mma(
   coopStoreT(s3, &scores[warp * 256u], 16u);
   workgroupBarrier();
   if (row0 + own < at.row_end) { put_eight(result + 12u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
-#ifdef FROM128
+#ifdef DIM_FROM_128
   workgroupBarrier();
   coopStoreT(s4, &scores[warp * 256u], 16u);
   workgroupBarrier();
@@ -237,7 +241,7 @@ fn attention_mma(
   workgroupBarrier();
   if (row0 + own < at.row_end) { put_eight(result + 28u + lid % 2u * 2u, own * 16u + lid % 2u * 8u, total); }
 #endif
-#ifdef FROM256
+#ifdef DIM_FROM_256
   workgroupBarrier();
   coopStoreT(s8, &scores[warp * 256u], 16u);
   workgroupBarrier();

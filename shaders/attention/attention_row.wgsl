@@ -1,18 +1,24 @@
-// softmax(scale * q k^T + mask) v of one row of halves, or of rows of several sequences in pages of PAGE keys, described by tiles, with CAPPED of softcap * tanh(scores / softcap). A work-group takes one head and tiles of
-// KEYS keys: LANES work-items have eight neighbours of a key each, then of values. With SPLIT a work-group takes so many keys only and stores sums,
-// their maximum and their total, for attention_merge. With WINDOW, which goes without SPLIT, a row sees so many keys at most.
+// softmax(scale * q k^T + mask) v for one row of halves, or with CAPPED of softcap * tanh(scores /
+// softcap). With HAS_TILES, for rows of several sequences in pages of PAGE keys, described by
+// tiles.
+//
+// A work-group takes one head and tiles of KEYS keys. LANES work-items take eight neighbouring
+// elements each of a key, then of values.
+//
+// With SPLIT, a work-group takes SPLIT keys and stores sums, their maximum and their total for
+// attention_merge. With WINDOW, which excludes SPLIT, a row sees at most WINDOW keys.
 const LANES: u32 = DIM / 8u;
-const AT_ONCE: u32 = WG / LANES;
-const KEYS: u32 = AT_ONCE * STEPS;
+const KEYS_AT_ONCE: u32 = WG / LANES;
+const KEYS: u32 = KEYS_AT_ONCE * STEPS;
 const LOWEST: f32 = -3.4028235e38;
-// Parts of scores, padded so that rows begin in different banks; sums of values at the end.
+// Partial scores, padded so that rows begin in different banks, and at the end sums of values.
 var<workgroup> parts: array<f32, KEYS * (LANES + 1u)>;
 var<workgroup> scores: array<f32, KEYS>;
 var<workgroup> sums: array<vec4<f32>, WG * 2u>;
-var<workgroup> totals: array<f32, AT_ONCE>;
+var<workgroup> totals: array<f32, KEYS_AT_ONCE>;
 #ifdef HAS_TILES
 const PAGE: u32 = 64u;
-// The keys that the row sees, and its pages; none if it is in no tile.
+// The number of keys that the row sees, and the start of its pages; 0 if it is in no tile.
 var<workgroup> of_row: array<u32, 2>;
 #endif
 
@@ -63,14 +69,15 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   for (var first = begin; first < end; first += KEYS) {
     var values: array<vec4<u32>, STEPS>;
     for (var s = 0u; s < STEPS; s++) {
-      var place = min(first + s * AT_ONCE + slice, end - 1u);
+      var place = min(first + s * KEYS_AT_ONCE + slice, end - 1u);
 #ifdef HAS_TILES
       place = u32(pages_at(table + place / PAGE)) * PAGE + place % PAGE;
 #endif
       let row = place * p.kv_heads * LANES + at;
       let key = k[row];
       values[s] = v[row];
-      parts[(s * AT_ONCE + slice) * (LANES + 1u) + lane] = dot(qa, four(key.x, key.y)) + dot(qb, four(key.z, key.w));
+      parts[(s * KEYS_AT_ONCE + slice) * (LANES + 1u) + lane] =
+          dot(qa, four(key.x, key.y)) + dot(qb, four(key.z, key.w));
     }
     workgroupBarrier();
     for (var t = lid; t < KEYS; t += WG) {
@@ -93,7 +100,7 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
     a *= keep;
     b *= keep;
     for (var s = 0u; s < STEPS; s++) {
-      let weight = exp(max(scores[s * AT_ONCE + slice] - high, -200.0));
+      let weight = exp(max(scores[s * KEYS_AT_ONCE + slice] - high, -200.0));
       total += weight;
       a += weight * four(values[s].x, values[s].y);
       b += weight * four(values[s].z, values[s].w);
@@ -107,7 +114,7 @@ fn attention_row(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation
   if (lid < LANES * 2u) {
     var all = vec4<f32>();
     total = 0.0;
-    for (var i = 0u; i < AT_ONCE; i++) {
+    for (var i = 0u; i < KEYS_AT_ONCE; i++) {
       all += sums[i * LANES * 2u + lid];
       total += totals[i];
     }

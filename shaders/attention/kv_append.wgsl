@@ -1,5 +1,7 @@
-// state[at + i] = x[i] with at = live[start], even; behind RING elements, if so many are kept, from the start again. With places a row of x becomes
-// the row of the state that they name, or none if that is negative. A work-item copies two neighbouring elements.
+// state[at + i] = x[i] with at = live[start], which is even. If the state keeps only RING elements,
+// positions are taken modulo RING. With HAS_PLACES, a row of x is written to the row of the state
+// that `places` contains, or to none if that is negative. A work-item copies two neighbouring
+// elements.
 @compute @workgroup_size(WG)
 fn kv_append(@builtin(global_invocation_id) id: vec3<u32>) {
   let pair = id.x;

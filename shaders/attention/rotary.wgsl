@@ -1,5 +1,7 @@
-// y = x * cos + rotate_half(x) * sin over rows of dim elements; heads neighbouring rows share an angle. A work-item computes two
-// neighbouring results. With NEIGHBOURS these turn by an angle, and those behind the last angle stay.
+// y = x * cos + rotate_half(x) * sin for rows of dim elements; heads neighbouring rows have the
+// same angles. A work-item computes two neighbouring results. With NEIGHBOURS, two neighbouring
+// elements form a pair that is rotated by an angle, and the elements after the last angle are
+// copied.
 fn element(i: u32) -> f32 {
   let j = i % p.dim;
   let angle = i / p.dim / p.heads * p.angles + j;

@@ -1,6 +1,11 @@
-// The rotary embedding of queries and of new keys, and what an append does with these and with new values, at once. A work-item takes two
-// neighbours: of queries first, then of keys, then of values. Angles belong to rows; with NEIGHBOURS one is that of two neighbours, and those behind
-// the last angle stay. New rows go to `at` = live[start], even, or each to its place, if that is not negative.
+// Applies the rotary embedding to queries and new keys, and appends the keys and the new values to
+// their states. A work-item computes two neighbouring elements: of queries first, then of keys,
+// then of values.
+//
+// Angles belong to rows. With NEIGHBOURS, two neighbouring elements form a pair that is rotated by
+// an angle, and the elements after the last angle are copied. New rows are written from live[start]
+// on, which is even. With HAS_PLACES, each is written to its place, or not at all if that is
+// negative.
 #ifdef NEIGHBOURS
 fn turn(v: vec2<f32>, j: u32, angle: u32) -> vec2<f32> {
   if (j >= 2u * p.angles) { return v; }

@@ -1,4 +1,5 @@
-    // Both walks of attention_mma over the keys: products of the queries of a warp with the tile of keys from `first` on.
+    // Products of the queries of a warp with the tile of keys that starts at `first`, for both
+    // passes of attention_mma over the keys.
     bring_keys(at, first, lid);
     for (var j = 0u; j < KEYS; j += 16u) {
       var d: Sum;
@@ -6,13 +7,13 @@
       d = coopMultiplyAdd(q1, coopLoad<Right>(&tile[j * ROW + 4u], ROW), d);
       d = coopMultiplyAdd(q2, coopLoad<Right>(&tile[j * ROW + 8u], ROW), d);
       d = coopMultiplyAdd(q3, coopLoad<Right>(&tile[j * ROW + 12u], ROW), d);
-#ifdef FROM128
+#ifdef DIM_FROM_128
       d = coopMultiplyAdd(q4, coopLoad<Right>(&tile[j * ROW + 16u], ROW), d);
       d = coopMultiplyAdd(q5, coopLoad<Right>(&tile[j * ROW + 20u], ROW), d);
       d = coopMultiplyAdd(q6, coopLoad<Right>(&tile[j * ROW + 24u], ROW), d);
       d = coopMultiplyAdd(q7, coopLoad<Right>(&tile[j * ROW + 28u], ROW), d);
 #endif
-#ifdef FROM256
+#ifdef DIM_FROM_256
       d = coopMultiplyAdd(q8, coopLoad<Right>(&tile[j * ROW + 32u], ROW), d);
       d = coopMultiplyAdd(q9, coopLoad<Right>(&tile[j * ROW + 36u], ROW), d);
       d = coopMultiplyAdd(q10, coopLoad<Right>(&tile[j * ROW + 40u], ROW), d);

@@ -1,4 +1,5 @@
-// Rounds of multiply-adds of type Real: eight chains of vectors of four elements, and the sum of all.
+// Rounds of multiply-adds of type Real: eight chains of vectors of four elements, and the sum of
+// all.
 fn chains(start: Real, factor: Real, addend: Real, rounds: u32) -> f32 {
   let m = vec4<Real>(factor);
   let c = vec4<Real>(addend);

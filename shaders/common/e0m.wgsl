@@ -1,6 +1,7 @@
-// E0M words (src/quant/mod.rs). Kernels walk along K in steps of PER weights. The codes of a step stand in a word of the plane of the high
-// bits, HIGH wide where it is not the whole code of 4 or 8 bits, and, with LOW, in one of the plane of the low bits.
-// A scale holds for GROUP * SPAN weights.
+// E0M words (src/quant/mod.rs). Kernels walk along K in steps of PER weights. The codes of a step
+// are in a word of the plane of high bits, which has HIGH bits of each code if it does not have all
+// 4 or 8, and, with LOW, in a word of the plane of low bits. A scale applies to GROUP * SPAN
+// weights.
 #ifdef PER4
 const PER: u32 = 4u;
 #else
@@ -12,10 +13,10 @@ const SPAN: u32 = 1u;
 
 fn e0m_groups(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); }
 
-// Rows of words that so many steps take.
+// Rows of words of this many steps.
 fn e0m_rows(steps: u32) -> u32 { return steps * (PER * BITS) / 32u; }
 
-// Codes and scales of the weight that a work-item takes, of two with HAS_CODES2.
+// Codes and scales of the weight that a work-item multiplies by; with HAS_CODES2, one of two.
 #ifdef HAS_CODES2
 var<private> takes_second: bool;
 
@@ -42,7 +43,8 @@ struct E0mWords {
 #endif
 }
 
-// Words of step t, from the codes at `at` on, in rows of `panel`, with the step's codes in the place of those of the first step.
+// The words of step t, for codes that start at `at`, in rows of `panel`. They are shifted so that
+// the codes have the bits of the first step.
 fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
   var w: E0mWords;
 #ifdef HIGH
@@ -56,11 +58,12 @@ fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
   return w;
 }
 
-// The bits of weight k of a step in words of a plane, moved to bit `to`. Code k is bit field k / 2 * width + k % 2 * 16.
+// The bits of weight k of a step in words of a plane, moved to bit `to`. Code k is bit field k / 2
+// * width + k % 2 * 16.
 fn e0m_part(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   let field = k / 2u * width + k % 2u * 16u;
   let mask = vec4<u32>(((1u << width) - 1u) << to);
-  // Known when it is compiled, so that one shift is left.
+  // A constant condition, so that only one shift remains.
   if (field <= to) { return (words << vec4<u32>(to - field)) & mask; }
   return (words >> vec4<u32>(field - to)) & mask;
 }
@@ -84,8 +87,8 @@ fn e0m_both(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   return (words >> vec4<u32>(k * width - to)) & mask;
 }
 
-// Bits of w1 as halves, divided by a power of two that the exponent sets: weights 2k and 2k + 1 of a step, in the two halves of each word, by
-// as many operations as one weight takes.
+// The bits of w1 as halves, divided by a power of two that the exponent sets: weights 2k and 2k + 1
+// of a step in the two halves of each word, with the operations of a single weight.
 fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
 #ifdef HIGH
   var bits = e0m_both(w.high, k, HIGH, 10u - HIGH) | vec4<u32>(exponent);
@@ -98,12 +101,13 @@ fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
   return bits;
 }
 
-// w1 / 16: eight products of (w1 - b) / 16 with any halves stay finite when they are added up.
+// w1 / 16: a sum of eight products of (w1 - b) / 16 with any halves stays finite.
 const E0M_UNIT = 16.0;
 
 fn e0m_pair(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x30003000u); }
 
-// w1 / E0M_DIVISOR: four products of (w1 - E0M_MIDDLE) / E0M_DIVISOR with any halves stay finite when they are added up.
+// w1 / E0M_DIVISOR: a sum of four products of (w1 - E0M_MIDDLE) / E0M_DIVISOR with any halves stays
+// finite.
 const E0M_MIDDLE = 3.0;
 const E0M_DIVISOR = 4.0;
 

@@ -1,5 +1,6 @@
-// Shared by kernels of the integer domain: bytes of words, and requantization of sums to bytes. With FIXED, it rounds as gemmlowp does; otherwise it
-// is a multiplication in f32, rounded to nearest, ties to even.
+// Shared by kernels of the integer domain: bytes of words, and requantization of sums to bytes.
+// With FIXED, it rounds as gemmlowp does; otherwise it is a multiplication in f32, rounded to
+// nearest, ties to even.
 fn four_bytes(w: u32) -> vec4<i32> {
   return vec4<i32>(vec4<u32>(w) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u);
 }
@@ -9,7 +10,8 @@ fn word_of(a: vec4<i32>) -> u32 {
   return v.x | v.y | v.z | v.w;
 }
 
-// The high half of 2 * a * b, rounded to nearest, ties upward. b is not negative. The 64-bit product is assembled from 16-bit halves.
+// The high half of 2 * a * b, rounded to nearest, ties upward. b is not negative. The 64-bit
+// product is assembled from 16-bit halves.
 fn doubling_high(a: i32, b: i32) -> i32 {
   let x = bitcast<u32>(a);
   let y = bitcast<u32>(b);
@@ -45,10 +47,13 @@ fn multiplied(x: i32, mantissa: i32, shift: i32) -> i32 {
 // x + zero for an 8-bit zero point, saturated.
 fn add_saturated(x: i32, zero: i32) -> i32 { return clamp(x, -1073741824, 1073741823) + zero; }
 
-fn within(rounded: i32, zero: i32, low: i32, high: i32) -> i32 { return clamp(add_saturated(rounded, zero), low, high); }
+fn within(rounded: i32, zero: i32, low: i32, high: i32) -> i32 {
+  return clamp(add_saturated(rounded, zero), low, high);
+}
 
-// A sum times the factor, plus the zero point, clamped to the bounds. The sum is converted in two exact parts and added in f32, which rounds to
-// nearest; the rounding of conversions depends on the driver.
+// A sum times the factor, plus the zero point, clamped to the bounds. The sum is converted in two
+// exact parts and added in f32, which rounds to nearest; the rounding of conversions depends on the
+// driver.
 fn by_float(sum: i32, factor: f32, zero: i32, low: i32, high: i32) -> i32 {
   let value = f32(sum & ~4095) + f32(sum & 4095);
   return i32(clamp(round(value * factor), f32(low - zero), f32(high - zero))) + zero;
@@ -64,7 +69,8 @@ fn guess(v: f32, inverse: f32, zero: i32, low: i32, high: i32) -> i32 {
 fn least_of(q: i32) -> u32 { return u32(q + 128); }
 fn next_of(q: i32) -> u32 { return min(u32(q + 129), 255u); }
 
-// The exact byte of a float, from a guess q and the bits of the thresholds of q and of the next byte: the same on all devices.
+// The exact byte of a float, from a guess q and the bits of the thresholds of q and of the next
+// byte. It is the same on all devices.
 fn settled(v: f32, q: i32, least: u32, next: u32) -> i32 {
   if (is_nan(v)) { return q; }
   if (v < bitcast<f32>(least)) { return q - 1; }

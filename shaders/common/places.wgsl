@@ -28,8 +28,8 @@ fn place_of(i: u32) -> Place {
   if (TUPLE > 3u) { place = along(place, index_at(first + 3u), p.n3, p.s3); }
   return place;
 #else
-  let other = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 + i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 +
-    i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
+  let other = i % p.m1 * p.t0 + i / p.m1 % p.m2 * p.t1 + i / p.m1 / p.m2 % p.m3 * p.t2 +
+    i / p.m1 / p.m2 / p.m3 % p.m4 * p.t3 + i / p.m1 / p.m2 / p.m3 / p.m4 * p.t4;
   return along(Place(other, true), index_at(i / p.row), p.n0, p.s0);
 #endif
 }

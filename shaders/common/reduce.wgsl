@@ -1,5 +1,6 @@
-// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, every work-item gets
-// the result. Two short levels instead of a tree: three barriers, which is what CPU drivers pay for.
+// Reductions over a work-group whose size WG is a multiple of 8. Every work-item calls, and every
+// work-item gets the result. Two short levels instead of a tree need only three barriers, which are
+// what costs time on CPU drivers.
 var<workgroup> scratch: array<f32, WG + WG / 8u>;
 
 fn wg_sum(v: f32, lid: u32) -> f32 {

@@ -1,24 +1,32 @@
-// A tile of a product of matrices: results of TM rows by TN columns of sum_k a[z, i, k] * b[z, k, j] for batches z of p.m x p.n results of
-// p.k terms. With TRANS_B b is [z, j, k]; with WINDOWS column j are the elements in a window. Rows of a have p.k elements, those of b p.b_stride.
-// Work-items bring blocks of KB places of the sums to local memory, and compute 4 x 4 results each. SPLIT of them sum over different
-// places for the same results, which are added up at the end. With ROUNDS a work-group goes on with the batch that lies the grid's length
-// behind, until there is none. Whoever includes this says where matrices and rows of results begin.
-// In vectors of four: a row of a block, a row of the tile; vectors of a block that a work-item brings; work-items that sum over the same places.
+// A tile of a matrix product: results of TM rows by TN columns of sum_k a[z, i, k] * b[z, k, j] for
+// batches z of p.m x p.n results with p.k terms. Rows of a have p.k elements, those of b
+// p.b_stride. With TRANS_B, b is [z, j, k]. With WINDOWS, column j consists of the elements in a
+// window.
+//
+// Work-items load blocks of KB terms to local memory, and compute 4 x 4 results each. SPLIT
+// work-items sum different terms of the same results, which are added up at the end. With ROUNDS, a
+// work-group continues with the batch that is the grid's length further on, until there is none.
+// The including file defines where matrices and rows of results begin.
+//
+// In vectors of four: a row of a block, a row of the tile, and the vectors of a block that a
+// work-item loads. Then the number of 4 x 4 blocks of results, and the vectors of a block that a
+// work-item sums.
 const K4 = KB / 4u;
 const N4 = TN / 4u;
-const A_EACH = TM * K4 / WG;
-const B_EACH = TN * K4 / WG;
-const PLACES = TM / 4u * N4;
-const DEPTH = K4 * PLACES / WG;
-// Both blocks, that of b behind that of a; in the end sums.
+const A_VECTORS = TM * K4 / WG;
+const B_VECTORS = TN * K4 / WG;
+const RESULT_BLOCKS = TM / 4u * N4;
+const DEPTH = K4 * RESULT_BLOCKS / WG;
+// Both blocks, first that of a; at the end, the partial sums.
 const B_BLOCK = TM * K4;
 var<workgroup> pool: array<vec4<f32>, POOL>;
 
-// Rows of K4 vectors, so turned that neighbouring work-items, whose rows are four apart, read different banks.
-fn turned(row: u32, k4: u32) -> u32 { return row * K4 + (k4 ^ (row / 4u % 8u)); }
+// Index in rows of K4 vectors, permuted so that neighbouring work-items, whose rows are four apart,
+// read different banks.
+fn swizzled(row: u32, k4: u32) -> u32 { return row * K4 + (k4 ^ (row / 4u % 8u)); }
 
-// Four elements of a along k; zeros behind the end of the sums.
-fn a_along(at: u32, k: u32) -> vec4<f32> {
+// Four elements of a along k, or zeros after the end of the sums.
+fn load_a(at: u32, k: u32) -> vec4<f32> {
   var v = vec4<f32>();
 #ifdef A4
   if (k < p.k) { v = a_at4(at / 4u); }
@@ -31,8 +39,9 @@ fn a_along(at: u32, k: u32) -> vec4<f32> {
   return v;
 }
 
-// Four elements of b from column j on along k with TRANS_B, else along j; zeros behind the end of the sums.
-fn b_along(b0: u32, k: u32, j: u32) -> vec4<f32> {
+// Four elements of b from column j on, along k with TRANS_B, else along j; zeros after the end of
+// the sums.
+fn load_b(b0: u32, k: u32, j: u32) -> vec4<f32> {
   var v = vec4<f32>();
 #ifdef TRANS_B
   let at = b0 + min(j, p.n - 1u) * p.b_stride + k;
@@ -51,14 +60,15 @@ fn b_along(b0: u32, k: u32, j: u32) -> vec4<f32> {
 #ifdef B4
     v = b_at4((at + select(0u, j, j < p.n)) / 4u);
 #else
-    v = vec4<f32>(b_at(at + min(j, last)), b_at(at + min(j + 1u, last)), b_at(at + min(j + 2u, last)), b_at(at + min(j + 3u, last)));
+    v = vec4<f32>(b_at(at + min(j, last)), b_at(at + min(j + 1u, last)), b_at(at + min(j + 2u, last)),
+        b_at(at + min(j + 3u, last)));
 #endif
   }
 #endif
   return v;
 }
 
-// sum + w * x in four multiply-adds, which a product of its own would not be.
+// sum + w * x as four multiply-adds, which a separate product would not be.
 fn plus(sum: vec4<f32>, x: vec4<f32>, w: mat4x4<f32>) -> vec4<f32> {
   var v = sum;
   v += x.x * w[0];
@@ -68,7 +78,7 @@ fn plus(sum: vec4<f32>, x: vec4<f32>, w: mat4x4<f32>) -> vec4<f32> {
   return v;
 }
 
-// Results of row i from column j on.
+// Stores results of row i from column j on.
 fn put(z: u32, i: u32, j: u32, sum: vec4<f32>) {
   if (i >= p.m || j >= p.n) { return; }
   let to = y_start(z, i) + j;
@@ -99,35 +109,35 @@ fn tile(group: vec3<u32>, lid: u32) {
   let a0 = a_start(z);
   let b0 = b_start(z);
 #ifdef WINDOWS
-  // A work-item brings the same columns of every block.
+  // A work-item loads the same columns of every block.
   let windows = windows_from(b0, j0 + lid % N4 * 4u);
 #endif
-  let slice = lid / PLACES;
-  let place = lid % PLACES;
+  let slice = lid / RESULT_BLOCKS;
+  let place = lid % RESULT_BLOCKS;
   let row = place / N4 * 4u;
   let col = place % N4;
   var s0 = vec4<f32>();
   var s1 = vec4<f32>();
   var s2 = vec4<f32>();
   var s3 = vec4<f32>();
-  var a_next: array<vec4<f32>, A_EACH>;
-  var b_next: array<vec4<f32>, B_EACH>;
+  var a_next: array<vec4<f32>, A_VECTORS>;
+  var b_next: array<vec4<f32>, B_VECTORS>;
   for (var k0 = 0u; k0 < p.k + KB; k0 += KB) {
-    // The next block is on its way while the one before is summed.
-    for (var e = 0u; e < A_EACH; e++) {
+    // The next block is loaded while the previous one is summed.
+    for (var e = 0u; e < A_VECTORS; e++) {
       let t = lid + e * WG;
       let k = k0 + t % K4 * 4u;
-      a_next[e] = a_along(a0 + min(i0 + t / K4, p.m - 1u) * p.k + k, k);
+      a_next[e] = load_a(a0 + min(i0 + t / K4, p.m - 1u) * p.k + k, k);
     }
-    for (var e = 0u; e < B_EACH; e++) {
+    for (var e = 0u; e < B_VECTORS; e++) {
       let t = lid + e * WG;
 #ifdef TRANS_B
-      b_next[e] = b_along(b0, k0 + t % K4 * 4u, j0 + t / K4);
+      b_next[e] = load_b(b0, k0 + t % K4 * 4u, j0 + t / K4);
 #else
 #ifdef WINDOWS
       b_next[e] = taps_at(windows, k0 + t / N4);
 #else
-      b_next[e] = b_along(b0, k0 + t / N4, j0 + t % N4 * 4u);
+      b_next[e] = load_b(b0, k0 + t / N4, j0 + t % N4 * 4u);
 #endif
 #endif
     }
@@ -135,30 +145,30 @@ fn tile(group: vec3<u32>, lid: u32) {
       for (var k4 = slice * DEPTH; k4 < slice * DEPTH + DEPTH; k4++) {
 #ifdef TRANS_B
         let w = transpose(mat4x4<f32>(
-          pool[B_BLOCK + turned(4u * col, k4)],
-          pool[B_BLOCK + turned(4u * col + 1u, k4)],
-          pool[B_BLOCK + turned(4u * col + 2u, k4)],
-          pool[B_BLOCK + turned(4u * col + 3u, k4)],
+          pool[B_BLOCK + swizzled(4u * col, k4)],
+          pool[B_BLOCK + swizzled(4u * col + 1u, k4)],
+          pool[B_BLOCK + swizzled(4u * col + 2u, k4)],
+          pool[B_BLOCK + swizzled(4u * col + 3u, k4)],
         ));
 #else
         let at = B_BLOCK + 4u * k4 * N4 + col;
         let w = mat4x4<f32>(pool[at], pool[at + N4], pool[at + 2u * N4], pool[at + 3u * N4]);
 #endif
-        s0 = plus(s0, pool[turned(row, k4)], w);
-        s1 = plus(s1, pool[turned(row + 1u, k4)], w);
-        s2 = plus(s2, pool[turned(row + 2u, k4)], w);
-        s3 = plus(s3, pool[turned(row + 3u, k4)], w);
+        s0 = plus(s0, pool[swizzled(row, k4)], w);
+        s1 = plus(s1, pool[swizzled(row + 1u, k4)], w);
+        s2 = plus(s2, pool[swizzled(row + 2u, k4)], w);
+        s3 = plus(s3, pool[swizzled(row + 3u, k4)], w);
       }
     }
     workgroupBarrier();
-    for (var e = 0u; e < A_EACH; e++) {
+    for (var e = 0u; e < A_VECTORS; e++) {
       let t = lid + e * WG;
-      pool[turned(t / K4, t % K4)] = a_next[e];
+      pool[swizzled(t / K4, t % K4)] = a_next[e];
     }
-    for (var e = 0u; e < B_EACH; e++) {
+    for (var e = 0u; e < B_VECTORS; e++) {
       let t = lid + e * WG;
 #ifdef TRANS_B
-      pool[B_BLOCK + turned(t / K4, t % K4)] = b_next[e];
+      pool[B_BLOCK + swizzled(t / K4, t % K4)] = b_next[e];
 #else
       pool[B_BLOCK + t] = b_next[e];
 #endif
@@ -166,16 +176,16 @@ fn tile(group: vec3<u32>, lid: u32) {
     workgroupBarrier();
   }
 #ifdef SPLIT
-  let mine = 4u * slice * PLACES + place;
+  let mine = 4u * slice * RESULT_BLOCKS + place;
   pool[mine] = s0;
-  pool[mine + PLACES] = s1;
-  pool[mine + 2u * PLACES] = s2;
-  pool[mine + 3u * PLACES] = s3;
+  pool[mine + RESULT_BLOCKS] = s1;
+  pool[mine + 2u * RESULT_BLOCKS] = s2;
+  pool[mine + 3u * RESULT_BLOCKS] = s3;
   workgroupBarrier();
-  for (var t = lid; t < 4u * PLACES; t += WG) {
+  for (var t = lid; t < 4u * RESULT_BLOCKS; t += WG) {
     var v = pool[t];
-    for (var s = 1u; s < SPLIT; s++) { v += pool[4u * s * PLACES + t]; }
-    put(z, i0 + t % PLACES / N4 * 4u + t / PLACES, j0 + t % N4 * 4u, v);
+    for (var s = 1u; s < SPLIT; s++) { v += pool[4u * s * RESULT_BLOCKS + t]; }
+    put(z, i0 + t % RESULT_BLOCKS / N4 * 4u + t / RESULT_BLOCKS, j0 + t % N4 * 4u, v);
   }
 #else
   put(z, i0 + row, j0 + 4u * col, s0);
@@ -185,7 +195,7 @@ fn tile(group: vec3<u32>, lid: u32) {
 #endif
 }
 
-// The tile of the work-group in its batch, and with ROUNDS in others.
+// Computes the tile of the work-group in its batch, and with ROUNDS in other batches.
 fn tiles(group: vec3<u32>, grid: vec3<u32>, lid: u32) {
 #ifdef ROUNDS
   for (var z = group.z; z < p.batches; z += grid.z) { tile(vec3<u32>(group.xy, z), lid); }

@@ -1,7 +1,11 @@
-// y[n, m, oy, ox] = bias[m] + sum over ci, ky, kx of w[m, ci, ky, kx] * x[n, group + ci, oy * SH + ky * DH - pad_h,
-// ox * SW + kx * DW - pad_w], as far as it lies inside x. With TRANSPOSED x is taken at (oy + pad_h - ky * DH) / SH and
-// (ox + pad_w - kx * DW) / SW, where these are whole, and w is [ci, m, ky, kx]. A work-item computes TILE channels of a group by RUN
-// (4) neighbouring results of a row, TRANSPOSED those that are SW apart.
+// y[n, m, oy, ox] = bias[m] + sum over ci, ky, kx of w[m, ci, ky, kx] * x[n, group + ci, oy * SH +
+// ky * DH - pad_h, ox * SW + kx * DW - pad_w], where this lies inside x.
+//
+// With TRANSPOSED, x is read at (oy + pad_h - ky * DH) / SH and (ox + pad_w - kx * DW) / SW, where
+// these are integers, and w is [ci, m, ky, kx].
+//
+// A work-item computes TILE channels of a group by RUN (4) neighbouring results of a row; with
+// TRANSPOSED, these are SW apart.
 const TAPS = KH * KW;
 #ifdef TRANSPOSED
 const IN_STEP = 1u;
@@ -26,7 +30,7 @@ fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id:
   if (place >= p.out_h * OUT_STEP * runs) { return; }
   let oy = place / runs / OUT_STEP;
   let ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
-  // There may be one result less of the last columns of each step.
+  // The last columns of each step may have one result less.
   if (ox >= p.out_w) { return; }
   let tile = p.first + part;
   let group = tile / p.tiles;
@@ -59,7 +63,8 @@ fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id:
         let ix = i32(ox * SW) - p.pad_w + i32(kx * DW);
 #endif
         let step = i32(IN_STEP);
-        let v = vec4<ELEM>(column(start, ix), column(start, ix + step), column(start, ix + 2 * step), column(start, ix + 3 * step));
+        let v = vec4<ELEM>(column(start, ix), column(start, ix + step), column(start, ix + 2 * step),
+            column(start, ix + 3 * step));
         let tap = ky * KW + kx;
 #ifdef PACKED
         let at = ((part * p.channels + ci) * TAPS + tap) * TILE;

@@ -1,15 +1,19 @@
-// The convolution that conv computes, as a product for each image and group: rows are output channels of the group, columns results of a
-// plane, and the sums run over input channels and taps. Operand a is the weights, [channels, k], b is what they are applied to.
+// The convolution that conv computes, as a matrix product for each image and group. Rows are output
+// channels of the group, columns are results of a plane, and the sums run over input channels and
+// taps. Operand a is the weights, [channels, k]; operand b is the input.
 fn channel(z: u32, i: u32) -> u32 { return p.first + z % p.groups * p.m + i; }
 fn a_start(z: u32) -> u32 { return z % p.groups * p.m * p.k; }
-fn b_start(z: u32) -> u32 { return (z / p.groups * p.all_groups + p.first_group + z % p.groups) * (p.k / (KH * KW)) * p.b_stride; }
+fn b_start(z: u32) -> u32 {
+  return (z / p.groups * p.all_groups + p.first_group + z % p.groups) * (p.k / (KH * KW)) * p.b_stride;
+}
 fn y_start(z: u32, i: u32) -> u32 { return (z / p.groups * p.outputs + channel(z, i)) * p.n; }
 fn bias_start(z: u32, i: u32) -> u32 { return channel(z, i); }
 #ifdef WINDOWS
-// An element in each of four windows: its row and its column, perhaps outside, and where it is in b, which wraps around outside.
+// An element in each of four windows: its row and its column, which may be outside, and its
+// position in b, which wraps around outside.
 struct Taps { row: vec4<i32>, col: vec4<i32>, at: vec4<u32> }
 
-// The first elements of the windows from number j on.
+// The first elements of four windows, from window j on.
 fn windows_from(b0: u32, j: u32) -> Taps {
   let place = min(vec4<u32>(j, j + 1u, j + 2u, j + 3u), vec4<u32>(p.n - 1u));
   let oy = place / p.out_w;
@@ -18,7 +22,7 @@ fn windows_from(b0: u32, j: u32) -> Taps {
   return Taps(row, col, b0 + vec4<u32>(row) * p.in_w + vec4<u32>(col));
 }
 
-// The element at one place of b, zero where its row or its column is outside.
+// The element at a position in b, or zero if its row or its column is outside.
 fn tap(row: i32, col: i32, at: u32) -> f32 {
   if (u32(row) >= p.in_h || u32(col) >= p.in_w) { return 0.0; }
   return b_at(at);
@@ -38,6 +42,7 @@ fn taps_at(windows: Taps, k: u32) -> vec4<f32> {
 #include "common/tile"
 
 @compute @workgroup_size(WG)
-fn conv_tiled(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+fn conv_tiled(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) lid: u32) {
   tiles(group, grid, lid);
 }

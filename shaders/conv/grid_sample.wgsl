@@ -1,7 +1,9 @@
-// y[n, c, i] = x[n, c] at the place that the two coordinates of grid[n, i] name, interpolated. A work-item computes two neighbouring results.
-// TAPS elements along each axis make a result: 1 (the nearest), 2 (linear) or 4 (cubic).
+// y[n, c, i] = x[n, c], interpolated at the two coordinates in grid[n, i]. A work-item computes two
+// neighbouring results. TAPS elements along each axis contribute to a result: 1 (nearest), 2
+// (linear) or 4 (cubic).
 
-// x mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
+// Reflects x at the centres or borders of the outermost elements until it is inside, then clamps it
+// to the elements.
 fn reflected(x: f32, n: f32) -> f32 {
 #ifdef CORNERS
   let low = 0.0;
@@ -22,7 +24,8 @@ fn cubic_weight(d: f32) -> f32 {
   return select(0.0, ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a, d < 2.0);
 }
 
-// The elements around a coordinate in -1 to 1 along an axis of `size`, and their weights, 0 for those outside.
+// The elements around a coordinate in -1 to 1 along an axis of `size` elements, and their weights,
+// which are 0 for elements outside.
 struct Taps {
   element: array<u32, TAPS>,
   weight: array<f32, TAPS>,

@@ -1,5 +1,6 @@
-// y = the maximum, mean (MEAN) or p-norm (NORM) of the elements of x in a window, as far as it lies inside x. With PADDED the mean counts
-// the padding too, up to end_h and end_w. A work-item computes two neighbouring results.
+// y = the maximum, mean (MEAN) or p-norm (NORM) of the elements of x in a window, where it lies
+// inside x. With PADDED, the mean also counts the padding, up to end_h and end_w. A work-item
+// computes two neighbouring results.
 fn element(i: u32) -> ELEM {
   let x0 = i32(i % p.out_w * SW) - p.pad_w;
   let y0 = i32(i / p.out_w % p.out_h * SH) - p.pad_h;

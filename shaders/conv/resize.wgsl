@@ -1,6 +1,8 @@
-// y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
-// neighbouring results.
-// TAPS elements along each axis make a result: 1 (chosen by ROUNDING), 2 (linear) or 4 (cubic).
+// y[o, i, m, j, t] = x interpolated at the coordinates of i along the axis of in_h elements, and of
+// j along the axis of in_w elements. A work-item computes two neighbouring results. TAPS is the
+// number of elements along each axis that contribute to a result: 1 (nearest, chosen by ROUNDING),
+// 2 (linear) or 4 (cubic).
+//
 // The coordinate of result i is (i * step + first) / unit, or by COORDINATES:
 const ONE_IS_FIRST = 1u;
 const CROP = 2u;
@@ -24,7 +26,7 @@ fn place(i: u32, size: u32, out: u32, step: u32, first: i32, unit: u32, start: f
     let last = f32(size - 1u);
     var v = 0.5 * (start + end) * last;
     if (out > 1u) { v = start * last + f32(i) * (end - start) * last / f32(out - 1u); }
-    // Next to an element or halfway between two, only rounding is between.
+    // Near an element or halfway between two, only rounding decides.
     let near = round(2.0 * v) * 0.5;
     if (abs(v - near) <= min(4e-7 * f32(size) * (1.0 + abs(start) + abs(end)), 0.01)) { v = near; }
     v = clamp(v, -1e9, 1e9);
@@ -52,7 +54,8 @@ fn cubic_weight(a: f32, d: f32) -> f32 {
   return select(0.0, ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a, d < 2.0);
 }
 
-// The elements that a place is made of, and their weights; not inside where it is outside of the operand.
+// The elements that are interpolated at a coordinate, and their weights. `inside` is false if CROP
+// puts it outside the operand.
 struct Taps {
   element: array<u32, TAPS>,
   weight: array<f32, TAPS>,

@@ -1,6 +1,7 @@
-// y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item computes ROWS rows by
-// two neighbouring columns; with ODD (an odd n), two neighbouring results in memory, wherever they lie. With ROUNDS it goes on with the
-// batch that lies the grid's length behind, until there is none.
+// y[z, i, column + j] = sum_k a[z, i, k] * b[z, k, j] for batches z of m x n results. A work-item
+// computes ROWS rows by two neighbouring columns; with ODD (an odd n), two neighbouring results in
+// memory, in any columns. With ROUNDS, it continues with the batch that is the grid's length
+// further on, until there is none.
 #ifndef BY4
 fn b_of(b0: u32, k: u32, j: u32) -> f32 {
 #ifdef TRANS_B
@@ -14,7 +15,8 @@ fn b_of(b0: u32, k: u32, j: u32) -> f32 {
 #include "common/batches"
 
 @compute @workgroup_size(WG)
-fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, @builtin(global_invocation_id) id: vec3<u32>) {
+fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(global_invocation_id) id: vec3<u32>) {
 #ifdef ODD
   let pair = id.x;
   let total = p.batches * p.m * p.n;
@@ -48,7 +50,7 @@ fn matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grid
     var row: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) { row[r] = a0 + min(i0 + r, p.m - 1u) * p.k; }
 #ifdef BY4
-    // Four places of the sum at a time: their loads do not wait for each other.
+    // Four terms of the sum at a time, so that their loads do not wait for each other.
     for (var k = 0u; k < p.k; k += 4u) {
 #ifdef TRANS_B
       let c0 = b_at4((b0 + j * p.b_stride + k) / 4u);

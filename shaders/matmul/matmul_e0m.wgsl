@@ -1,12 +1,15 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows (8, or 4 with HALF_TILE) of
-// COLS (4) neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
-// columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
-// The sums are variables of their own: an array that a compiler does not unroll lives in memory.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes
+// ROWS rows (8, or 4 with HALF_TILE) of COLS (4) neighbouring columns. The work-group shares a
+// group of x, and each weight is decoded once for all rows. With PARTS, the columns up to end0, up
+// to end1 and the rest are separate results, which start at elements 0, start1 and start2.
+//
+// The sums are separate variables, since an array that a compiler does not unroll is kept in
+// memory.
 #include "common/e0m"
 #include "common/parts"
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
 
-// Weights of four neighbouring rows, of which the first is weight q of the step, and four columns.
+// Weights of four neighbouring rows and four columns. The first row is weight q of the step.
 fn four(word: E0mWords, q: u32, scale: vec4<f32>, offset: vec4<f32>) -> mat4x4<f32> {
   return mat4x4<f32>(
     e0m_levels(word, q) * scale - offset,
@@ -55,7 +58,8 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     let offset = s.scale * s.bias;
     for (var c = 0u; c < len; c += PER) {
       let word = e0m_words(word_at, (k0 + c) / PER, panel);
-      // Four weights at a time, since all of a step would take as many registers as the sums.
+      // Four weights at a time, since all weights of a step would need as many registers as the
+      // sums.
       for (var q = 0u; q < PER; q += 4u) {
         let w = four(word, q, s.scale, offset);
         let at = (c + q) / 4u;

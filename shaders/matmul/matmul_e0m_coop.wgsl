@@ -1,15 +1,18 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8 bits, by cooperative matrices of 16 x 16.
-// WARPS_M x WARPS_N warps of TILES * 16 rows by 32 columns share a block of x and of weights, which become halves on their way to
-// work-group memory, there in columns; the next block is on its way while one is summed. With PARTS the columns up to end0, up to end1 and the
-// rest are results of their own, from elements 0, start1 and start2 on.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8
+// bits, with cooperative matrices of 16 x 16. WARPS_M x WARPS_N warps, of TILES * 16 rows by 32
+// columns each, share a block of x and of weights. Weights are decoded to halves and stored by
+// columns in work-group memory. The next block is loaded while the current one is summed. With
+// PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2.
 #include "common/e0m"
 #include "common/parts"
 const TM: u32 = WARPS_M * TILES * 16u;
 const TN: u32 = WARPS_N * 32u;
 const BLOCK: u32 = 64u;
-// A row of a block, in vectors of four halves: padded, so that rows begin in different banks.
+// Length of a row of a block, in vectors of four halves, padded so that rows begin in different
+// banks.
 const ROW: u32 = BLOCK / 4u + 2u;
 const X_EACH: u32 = TM * BLOCK / 4u / WG;
 const WORDS: u32 = BLOCK / PER;
@@ -32,7 +35,7 @@ fn x_part(at: u32, k0: u32, i0: u32) -> vec4<f16> {
   return select(vec4<f16>(), v, k < p.k);
 }
 
-// Where the codes for vector `at` of a block lie, and their scales.
+// The position of the codes for vector `at` of a block, and their scales.
 fn w_part(at: u32, k0: u32, first: u32) -> vec2<u32> {
   let panel = p.panel / 4u;
   let rows = p.k / PER;
@@ -45,14 +48,17 @@ fn w_part(at: u32, k0: u32, first: u32) -> vec2<u32> {
   );
 }
 
-// Stores 16 x 16 sums of a warp that lie in work-group memory.
+// Stores 16 x 16 sums of a warp from work-group memory.
 fn put_tile(row0: u32, column0: u32, lid: u32) {
   workgroupBarrier();
   for (var e = lid % 32u; e < 64u; e += 32u) {
     let row = row0 + e / 4u;
     let c = column0 + e % 4u * 4u;
     let at = lid / 32u * 256u + e * 4u;
-    if (row < p.m && c < p.n) { y_put4(result_at(row, p.column + c, p.y_stride) / 4u, vec4<f32>(out[at], out[at + 1u], out[at + 2u], out[at + 3u])); }
+    if (row < p.m && c < p.n) {
+      y_put4(result_at(row, p.column + c, p.y_stride) / 4u,
+          vec4<f32>(out[at], out[at + 1u], out[at + 2u], out[at + 3u]));
+    }
   }
   workgroupBarrier();
 }

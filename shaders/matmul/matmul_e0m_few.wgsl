@@ -11,7 +11,7 @@ enable wgpu_cooperative_matrix;
 #include "common/parts"
 #include "common/pairs"
 const BLOCK: u32 = 4u * PER;
-const EACH: u32 = GROUP / BLOCK;
+const BLOCKS_EACH: u32 = GROUP / BLOCK;
 const WARPS: u32 = WG / 32u;
 #ifdef HAS_CODES2
 const SIDES = 2u;
@@ -31,7 +31,7 @@ alias Left = coop_mat16x16<f16, A>;
 alias Right = coop_mat16x16<f16, B>;
 alias Sum = coop_mat16x16<f32, C>;
 
-// What a work-item has of a block: codes of four columns, and a part of a row of x.
+// The part of a block that a work-item has: codes of four columns, and a part of a row of x.
 struct Fetched {
   words: vec4<u32>,
   x0: vec4<u32>,
@@ -40,7 +40,8 @@ struct Fetched {
 #endif
 }
 
-// Of block i; `row_at` is where the work-item's row of x begins. Behind the last block x is zero.
+// The part of block i; `row_at` is the start of the work-item's row of x. After the last block, x
+// is zero.
 fn fetched(i: u32, lane: u32, word_at: u32, row_at: u32) -> Fetched {
   let blocks = p.steps / 4u;
   let block = min(i, blocks - 1u);
@@ -135,7 +136,7 @@ fn matmul_e0m_few(
   let panel = p.panel / 4u;
   let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
-  let k_blocks = (p.steps / 4u + EACH - 1u) / EACH;
+  let k_blocks = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
   let warp = lid / 32u;
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;
@@ -147,16 +148,16 @@ fn matmul_e0m_few(
   var s0: Sum;
   var s1: Sum;
   let rounds = (k_blocks + OF_SIDE - 1u) / OF_SIDE;
-  var next = fetched(warp / SIDES * EACH, lane, word_at, row_at);
+  var next = fetched(warp / SIDES * BLOCKS_EACH, lane, word_at, row_at);
   var pairs = pairs_at(pair_at + min(warp / SIDES, k_blocks - 1u) / SPAN * panel);
   for (var i = 0u; i < rounds; i++) {
     let k_block = i * OF_SIDE + warp / SIDES;
     let own = pairs;
     pairs = pairs_at(pair_at + min(k_block + OF_SIDE, k_blocks - 1u) / SPAN * panel);
-    for (var e = 0u; e < EACH; e++) {
+    for (var e = 0u; e < BLOCKS_EACH; e++) {
       let now = next;
-      let last = e + 1u == EACH;
-      let after = select(k_block * EACH + e + 1u, (k_block + OF_SIDE) * EACH, last);
+      let last = e + 1u == BLOCKS_EACH;
+      let after = select(k_block * BLOCKS_EACH + e + 1u, (k_block + OF_SIDE) * BLOCKS_EACH, last);
       next = fetched(after, lane, word_at, row_at);
       subgroupBarrier();
       put_block(now, own, warp, lane);

@@ -1,9 +1,11 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for rows x in signed bytes (quantize_rows, in blocks of GROUP places) and an E0M weight of 4 or 8
-// bits. A work-item takes ROWS rows of COLS (4) neighbouring columns. With PARTS the columns up to end0, up to end1 and the rest are results of
-// their own, from elements 0, start1 and start2 on.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for rows x of signed bytes (from quantize_rows, in
+// blocks of GROUP terms) and an E0M weight of 4 or 8 bits. A work-item computes ROWS rows of COLS
+// (4) neighbouring columns. With PARTS, the columns up to end0, up to end1 and the rest are
+// separate results, which start at elements 0, start1 and start2.
 //
-// With x = a * q and w = s * (2 + c / UNIT - b) the sum over a block is s * (a / UNIT * sum q * c + (2 - b) * a * sum q): products of bytes, and the
-// sum that comes with them. Codes of 8 bits are signed as well, and stand for 128 more than they say.
+// With x = a * q and w = s * (2 + c / UNIT - b), the sum over a block is s * (a / UNIT * sum q * c
+// + (2 - b) * a * sum q): products of bytes, and a sum that is stored with x. Codes of 8 bits are
+// signed too, that is, code - 128.
 #include "common/e0m"
 #include "common/parts"
 #include "common/dot"

@@ -1,9 +1,12 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight, in halves: for GPUs of few registers whose half arithmetic is
-// fast. A work-item computes ROWS (6) rows of 2 neighbouring columns; a stretch of x is shared by the work-group, and each weight is unpacked
-// once for all rows. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight, in halves, for GPUs
+// with few registers and fast half arithmetic. A work-item computes ROWS (6) rows of 2 neighbouring
+// columns. The work-group shares a stretch of x, and each weight is decoded once for all rows. With
+// PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2.
 //
-// A result has two chains of multiply-adds, of even and of odd weights of CHAIN steps (1 or 2), which are added up in single precision (numeric
-// contract, ARCHITECTURE.md). The sums are variables of their own: an array that a compiler does not unroll lives in memory.
+// A result has two chains of multiply-adds, for even and odd weights, of CHAIN steps (1 or 2). They
+// are added up in single precision (numeric contract, ARCHITECTURE.md). The sums are separate
+// variables, since an array that a compiler does not unroll is kept in memory.
 enable f16;
 #include "common/e0m"
 #include "common/pairs"
@@ -11,7 +14,7 @@ enable f16;
 const STEPS: u32 = GROUP / PER;
 var<workgroup> xs: array<vec4<u32>, ROWS * STEPS>;
 
-// Weights of a step of both columns, w1 - b divided so that chains stay finite.
+// Weights w1 - b of a step for both columns, divided so that the chains stay finite.
 struct Step { a: array<vec2<f16>, 4>, b: array<vec2<f16>, 4> }
 
 fn weights(w: E0mWords, by: vec2<f16>, less: vec2<f16>) -> Step {
@@ -29,7 +32,7 @@ fn weights(w: E0mWords, by: vec2<f16>, less: vec2<f16>) -> Step {
   );
 }
 
-// Chains of a row: even and odd weights of one column, then of the other.
+// Chains of a row: even and odd weights of the first column, then of the second.
 fn plus(d: vec4<f16>, x: vec4<u32>, w: Step) -> vec4<f16> {
   let x0 = pair_of(x.x);
   let x1 = pair_of(x.y);
@@ -60,7 +63,7 @@ fn matmul_e0m_pairs(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
   let panel = p.panel / 4u;
   let word_at = j / p.panel * e0m_rows(steps) * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_groups(p.k) * panel + j % p.panel / 4u;
-  // Of the four columns of a vector the last two.
+  // The last two of the four columns of a vector.
   let last = vec4<bool>(j % 4u == 2u);
   var t0 = vec2<f32>();
   var t1 = vec2<f32>();
@@ -70,7 +73,7 @@ fn matmul_e0m_pairs(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
   var t5 = vec2<f32>();
   var g = 0u;
   for (var first = 0u; first < steps; first += STEPS) {
-    // Zeros behind the end of the sums.
+    // Zeros after the end of the sums.
     for (var t = lid; t < ROWS * STEPS; t += WG) {
       let r = t / STEPS;
       let s = first + t % STEPS;
@@ -82,7 +85,7 @@ fn matmul_e0m_pairs(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     workgroupBarrier();
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
     let bias = select(s.bias, s.bias.zwzw, last).xy;
-    // By what weights are multiplied so that they are 1 / 8 at most: 1, unless the bias lies outside of [2, 4].
+    // The factor that makes weights at most 1 / 8: 1, unless the bias is outside [2, 4].
     let share = 2.0 / max(abs(bias - 3.0) + 1.0, vec2<f32>(2.0));
     let by = vec2<f16>(share);
     let less = vec2<f16>(share * bias * (-1.0 / E0M_UNIT));
@@ -96,7 +99,7 @@ fn matmul_e0m_pairs(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
       var d4 = vec4<f16>();
       var d5 = vec4<f16>();
       for (var c = 0u; c < CHAIN; c++) {
-        // Behind the end any weights will do.
+        // After the end, x is zero, so any weights will do.
         var words = e0m_words(word_at, min(first + t + c, steps - 1u), panel);
         words.high = select(words.high, words.high.zwzw, last);
 #ifdef LOW

@@ -1,16 +1,21 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS neighbouring columns, LANES of them
-// lie side by side in a work-group, and WG / LANES share a column block, each taking every so many stretches of weights. With WHOLE a
-// stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
-// rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
-// * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
-// stored beside the first.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x and an E0M weight. A work-item takes COLS
+// neighbouring columns. LANES work-items are side by side in a work-group, and WG / LANES
+// work-items share the same columns: each takes every WG / LANES-th stretch of weights. With w = s
+// * (w1 - b), sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing per weight.
 //
-// With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
+// With WHOLE, the loads of a full stretch are issued together, so that they do not wait for each
+// other. With PARTS, the columns up to end0, up to end1 and the rest are separate results, which
+// start at elements 0, start1 and start2.
 //
-// With PAIRS the products of a step are halves, of an x in halves: two chains of four multiply-adds a column, of even and of odd weights,
-// which are added up in single precision (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted first:
-// s * (sum x * (w1 - E0M_MIDDLE) - (b - E0M_MIDDLE) * sum x). Products are then as small as the weights allow, so that rounding them costs
-// little.
+// With HAS_GAIN, x is normalized first: x / sqrt(mean of squares + epsilon) * gain, where the first
+// factor is applied to the sums. With HAS_CODES2, every other slice multiplies by a second weight
+// of the same size, and the epilogue takes the results of both.
+//
+// With PAIRS, the products of a step are products of halves, for x in halves: two chains of four
+// multiply-adds per column, for even and for odd weights, which are added up in single precision
+// (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted first: s * (sum
+// x * (w1 - E0M_MIDDLE) - (b - E0M_MIDDLE) * sum x). This makes the products as small as possible,
+// and so also their rounding errors.
 #ifdef PAIRS
 enable f16;
 #endif
@@ -32,7 +37,8 @@ var<workgroup> part: array<vec4<f32>, WG * QUADS>;
 var<workgroup> squares: array<f32, SLICES>;
 #endif
 
-// Of a stretch: sums of x times w1 of the columns, with PAIRS of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR, the sum of x, and, with HAS_GAIN, that of its squares before it is normalised.
+// Sums over a stretch: x times w1 for each column (with PAIRS, x times (w1 - E0M_MIDDLE) /
+// E0M_DIVISOR), x, and, with HAS_GAIN, the squares of x before it is normalized.
 struct Terms {
   dots: array<vec4<f32>, QUADS>,
   sum: f32,
@@ -42,7 +48,7 @@ struct Terms {
 }
 
 #ifdef PAIRS
-// The sums with those of step r.
+// Adds the products of step r to the sums.
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
   let a = vec4<u32>(x[4u * r], x[4u * r + 1u], x[4u * r + 2u], x[4u * r + 3u]);
@@ -50,12 +56,13 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   t.sum += s.x + s.y;
   for (var q = 0u; q < QUADS; q++) {
     let word = e0m_words(word_at + q, r, panel);
-    t.dots[q] += chains_of(a, e0m_pair_by_4(word, 0u), e0m_pair_by_4(word, 1u), e0m_pair_by_4(word, 2u), e0m_pair_by_4(word, 3u));
+    t.dots[q] += chains_of(a, e0m_pair_by_4(word, 0u), e0m_pair_by_4(word, 1u), e0m_pair_by_4(word, 2u),
+        e0m_pair_by_4(word, 3u));
   }
   return t;
 }
 #else
-// The sums with those of step r.
+// Adds the products of step r to the sums.
 fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   var t = before;
 #ifdef PER4
@@ -78,9 +85,11 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   for (var q = 0u; q < QUADS; q++) {
     let word = e0m_words(word_at + q, r, panel);
     var d = t.dots[q];
-    d += a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u) + a.w * e0m_levels(word, 3u);
+    d += a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u)
+        + a.w * e0m_levels(word, 3u);
 #ifndef PER4
-    d += b.x * e0m_levels(word, 4u) + b.y * e0m_levels(word, 5u) + b.z * e0m_levels(word, 6u) + b.w * e0m_levels(word, 7u);
+    d += b.x * e0m_levels(word, 4u) + b.y * e0m_levels(word, 5u) + b.z * e0m_levels(word, 6u)
+        + b.w * e0m_levels(word, 7u);
 #endif
     t.dots[q] = d;
   }

@@ -1,9 +1,12 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
-// for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
-// COLS (4) neighbouring columns each, side by side; the others of a work-group share these, each taking every so many
-// blocks. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2
-// there is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
-// matmul_e0m_int8.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH elements and an E0M weight of 4 or 8
+// bits. Every work-group quantizes x to signed bytes, in blocks of GROUP elements. LANES work-items
+// take COLS (4) neighbouring columns each. The work-items of a work-group that share columns take
+// every SLICES-th block each. For the sum over a block, see matmul_e0m_int8.
+//
+// With HAS_GAIN, x is normalized first: x / sqrt(mean of squares + epsilon) * gain. With PARTS, the
+// columns up to end0, up to end1 and the rest are separate results, which start at elements 0,
+// start1 and start2. With HAS_CODES2, every other slice multiplies by a second weight of the same
+// size, and the epilogue takes the results of both.
 #include "common/e0m"
 #include "common/parts"
 #include "common/dot"
@@ -12,7 +15,7 @@ const SLICES: u32 = WG / LANES;
 const STRETCH: u32 = GROUP / PER;
 const BLOCKS: u32 = (DEPTH + GROUP - 1u) / GROUP;
 var<workgroup> bytes: array<u32, DEPTH / 4u>;
-// What the bytes of a block are multiplied by, and that times their sum.
+// The factor of the bytes of a block, and that factor times their sum.
 var<workgroup> factors: array<vec2<f32>, BLOCKS>;
 #ifdef HAS_GAIN
 var<workgroup> squares: array<f32, WG>;
@@ -43,7 +46,7 @@ fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
 }
 #endif
 
-// The product of columns from j on with the blocks from `begin` on, every so many.
+// The product of the columns from j on with every `apart`-th block, from block `begin` on.
 fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
   let panel = p.panel / 4u;
   let word_at = j / p.panel * e0m_rows(DEPTH / PER) * panel + j % p.panel / 4u;
@@ -68,7 +71,7 @@ fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
   return total;
 }
 
-// Block g as bytes.
+// Quantizes block g to bytes.
 fn to_bytes(g: u32) {
   let at = g * GROUP / 4u;
   let end = min(at + GROUP / 4u, DEPTH / 4u);

@@ -1,11 +1,16 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A work-group takes 32 columns, and its
-// work-items in fours the words of a block of weights in the same columns; each warp of 32 takes every so many stretches, of which the next is
-// on its way while one is summed. Warps are sub-groups. Here the sums are made of floats: no cooperative matrix has one column. With PARTS the columns up to
-// end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN each work-group normalises x of DEPTH
-// places first, into local memory: x / sqrt(mean of squares + epsilon) * gain. With HAS_CODES2 every other warp takes a second weight of the same
-// size, whose results are stored beside the first.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A
+// work-group computes 32 columns; four work-items share the words of a block of weights in the same
+// columns. Each warp of 32 work-items, a subgroup, takes every WARPS-th stretch, and loads the next
+// stretch while it sums one. The sums are floats, since no cooperative matrix has a single column.
 //
-// With PAIRS, of weights of 4 bits, the products are halves, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+// With PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2. With HAS_GAIN, each work-group first normalizes the DEPTH elements
+// of x in work-group memory: x / sqrt(mean of squares + epsilon) * gain. With HAS_CODES2, every
+// other warp multiplies by a second weight of the same size, and the epilogue takes the results of
+// both.
+//
+// With PAIRS, for weights of 4 bits, the products are products of halves, which are added up in
+// single precision (numeric contract, ARCHITECTURE.md).
 #ifdef PAIRS
 enable f16;
 #endif
@@ -15,13 +20,13 @@ enable f16;
 #include "common/pairs"
 #endif
 #ifdef HAS_GAIN
-// Sums of squares of each warp.
+// Sum of squares of each warp.
 var<workgroup> squares: array<f32, WARPS>;
-// x, normalised, as pairs of halves.
+// The normalized x, as pairs of halves.
 var<workgroup> row: array<vec4<u32>, DEPTH / 8u>;
 #endif
 const BLOCK: u32 = 4u * PER;
-const EACH: u32 = GROUP / BLOCK;
+const BLOCKS_EACH: u32 = GROUP / BLOCK;
 const WARPS: u32 = WG / 32u;
 #ifdef HAS_CODES2
 const SIDES = 2u;
@@ -31,13 +36,14 @@ const SIDES = 1u;
 // Sums of each warp, in its eight vectors of columns.
 var<workgroup> part: array<vec4<f32>, WARPS * 8u>;
 
-// Codes of a block, and what they are multiplied by.
+// Codes of a block, and the elements of x that they multiply.
 struct Block {
   words: vec4<u32>,
   xs: vec4<u32>,
 }
 
-// Up to four blocks with their scales. They are variables of their own: an array that a compiler does not unroll lives in memory.
+// Up to four blocks with their scales. They are separate variables, since an array that a compiler
+// does not unroll is kept in memory.
 struct Stretch {
   a: Block,
   b: Block,
@@ -46,7 +52,7 @@ struct Stretch {
   pairs: vec4<u32>,
 }
 
-// What work-item t has of a block. Behind the last block x is zero.
+// The part of a block that work-item t has. After the last block, x is zero.
 fn block_at(i: u32, t: u32, word_at: u32) -> Block {
   let step = min(i, p.steps / 4u - 1u) * 4u + t;
 #ifdef PER4
@@ -64,17 +70,17 @@ fn block_at(i: u32, t: u32, word_at: u32) -> Block {
 
 fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
   var r: Stretch;
-  r.a = block_at(s * EACH, t, word_at);
-  if (EACH > 1u) { r.b = block_at(s * EACH + 1u, t, word_at); }
-  if (EACH > 2u) { r.c = block_at(s * EACH + 2u, t, word_at); }
-  if (EACH > 3u) { r.d = block_at(s * EACH + 3u, t, word_at); }
-  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / EACH) / SPAN * (p.panel / 4u));
+  r.a = block_at(s * BLOCKS_EACH, t, word_at);
+  if (BLOCKS_EACH > 1u) { r.b = block_at(s * BLOCKS_EACH + 1u, t, word_at); }
+  if (BLOCKS_EACH > 2u) { r.c = block_at(s * BLOCKS_EACH + 2u, t, word_at); }
+  if (BLOCKS_EACH > 3u) { r.d = block_at(s * BLOCKS_EACH + 3u, t, word_at); }
+  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / BLOCKS_EACH) / SPAN * (p.panel / 4u));
   return r;
 }
 
 fn halves(word: vec2<u32>) -> vec4<f32> { return vec4<f32>(unpack2x16float(word.x), unpack2x16float(word.y)); }
 
-// Bits of weight k of a step, which is a constant, as w1.
+// w1 of weight k (a constant) of a step, from its bits.
 fn level(words: vec4<u32>, k: u32) -> vec4<f32> {
   let field = k / 2u * BITS + k % 2u * 16u;
   let to = 23u - BITS;
@@ -82,7 +88,8 @@ fn level(words: vec4<u32>, k: u32) -> vec4<f32> {
   return bitcast<vec4<f32>>((moved & vec4<u32>(((1u << BITS) - 1u) << to)) | vec4<u32>(0x40000000u));
 }
 
-// Sums of x times w1 of four columns, with PAIRS of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR, and of x.
+// Sums of x times w1 of four columns (with PAIRS, of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR), and
+// of x.
 struct Terms {
   dots: vec4<f32>,
   sum: f32,
@@ -93,7 +100,8 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
   let s = halves(r.xs.xy) + halves(r.xs.zw);
   var words: E0mWords;
   words.high = r.words;
-  let dots = chains_of(r.xs, e0m_pair_by_4(words, 0u), e0m_pair_by_4(words, 1u), e0m_pair_by_4(words, 2u), e0m_pair_by_4(words, 3u));
+  let dots = chains_of(r.xs, e0m_pair_by_4(words, 0u), e0m_pair_by_4(words, 1u), e0m_pair_by_4(words, 2u),
+      e0m_pair_by_4(words, 3u));
   return Terms(terms.dots + dots, terms.sum + dot(s, vec4<f32>(1.0)));
 }
 #else
@@ -106,7 +114,8 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
   let c = halves(r.xs.zw);
   let sum = terms.sum + dot(a + c, vec4<f32>(1.0));
 #endif
-  var dots = terms.dots + a.x * level(r.words, 0u) + a.y * level(r.words, 1u) + a.z * level(r.words, 2u) + a.w * level(r.words, 3u);
+  var dots = terms.dots + a.x * level(r.words, 0u) + a.y * level(r.words, 1u) + a.z * level(r.words, 2u)
+      + a.w * level(r.words, 3u);
 #ifndef PER4
   dots += c.x * level(r.words, 4u) + c.y * level(r.words, 5u) + c.z * level(r.words, 6u) + c.w * level(r.words, 7u);
 #endif
@@ -117,9 +126,9 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
 // The scaled sums of a stretch.
 fn summed(r: Stretch, t: u32) -> vec4<f32> {
   var terms = plus(Terms(), r.a, t);
-  if (EACH > 1u) { terms = plus(terms, r.b, t); }
-  if (EACH > 2u) { terms = plus(terms, r.c, t); }
-  if (EACH > 3u) { terms = plus(terms, r.d, t); }
+  if (BLOCKS_EACH > 1u) { terms = plus(terms, r.b, t); }
+  if (BLOCKS_EACH > 2u) { terms = plus(terms, r.c, t); }
+  if (BLOCKS_EACH > 3u) { terms = plus(terms, r.d, t); }
   let pair = e0m_scales(r.pairs);
 #ifdef PAIRS
   return pair.scale * (E0M_DIVISOR * terms.dots - (pair.bias - E0M_MIDDLE) * terms.sum);
@@ -167,7 +176,7 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   let panel = p.panel / 4u;
   let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
-  let stretches = (p.steps / 4u + EACH - 1u) / EACH;
+  let stretches = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
   let warp = lid / 32u;
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;

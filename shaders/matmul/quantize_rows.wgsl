@@ -1,5 +1,6 @@
-// Rows of x become signed bytes, words of y, in blocks of BLOCK places, of which the last of a row may be shorter. `factors` takes, of each block,
-// what its bytes are multiplied by, and that times their sum. A work-item makes a block.
+// Quantizes rows of x to signed bytes, words of y, in blocks of BLOCK elements; the last block of a
+// row may be shorter. `factors` gets two numbers for each block: the factor of its bytes, and that
+// factor times their sum. A work-item computes a block.
 #include "common/bytes"
 
 @compute @workgroup_size(WG)

@@ -1,5 +1,6 @@
-// y[o, i, :] = table[o, index[i], :] for rows first .. first + part_rows of a table of table_rows; other results are kept. A work-item owns
-// two neighbouring results. The first part writes zeros for an index outside the whole table.
+// y[o, i, :] = table[o, index[i], :] for rows first .. first + part_rows of a table of table_rows;
+// other results are kept. A work-item writes two neighbouring results. The first part writes zeros
+// for an index outside the whole table.
 fn element(i: u32) -> ELEM {
   var at = index_at(i / p.row % p.indices);
   if (at < 0) { at += p.table_rows; }

@@ -1,5 +1,6 @@
-// y[i, :] = column index[i] of an E0M matrix, for columns first .. first + part_rows; other results are kept. A work-item owns
-// results 2t and 2t + 1 of one row. The first part writes zeros for an index outside the whole matrix.
+// y[i, :] = column index[i] of an E0M matrix, for columns first .. first + part_rows; other results
+// are kept. A work-item writes results 2t and 2t + 1 of one row. The first part writes zeros for an
+// index outside the whole matrix.
 #include "common/e0m"
 
 @compute @workgroup_size(WG)
@@ -14,7 +15,8 @@ fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {
   if (j >= 0 && j < p.part_rows) {
     let block = u32(j) / p.panel;
     let column = u32(j) % p.panel;
-    let s = unpack2x16float(scales[((block * e0m_groups(p.k) + k / (GROUP * SPAN)) * p.panel + column) / 4u][column % 4u]);
+    let s = unpack2x16float(
+        scales[((block * e0m_groups(p.k) + k / (GROUP * SPAN)) * p.panel + column) / 4u][column % 4u]);
     let words = e0m_words((block * e0m_rows(p.k / PER) * p.panel + column) / 4u, k / PER, p.panel / 4u);
     let levels = vec2<f32>(e0m_levels(words, k % PER)[column % 4u], e0m_levels(words, k % PER + 1u)[column % 4u]);
     y_put2(pair, s.x * (levels - s.y));

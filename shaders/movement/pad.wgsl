@@ -1,5 +1,6 @@
-// y = x with b0 (innermost) to b4 elements more before its axes of m0 to m4 elements, of which the result has n0 to n3 and the rest. What
-// stands there is the nearest element (EDGE), the elements mirrored (REFLECT) or repeated (WRAP), or else a value. A work-item writes
+// y = x with b0 (innermost) to b4 elements inserted before its axes of m0 to m4 elements. The axes
+// of the result have n0 to n3 elements and the rest. The padding is the nearest element (EDGE), the
+// reflected elements (REFLECT), the repeated elements (WRAP), or else a value. A work-item writes
 // two neighbouring results.
 struct Walk {
   rest: u32,

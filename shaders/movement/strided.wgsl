@@ -1,5 +1,6 @@
-// y[i] = x[start + sum over parts of i of part * stride]; with `live`, start is read from there. A work-item copies two neighbouring
-// results. The index is split in RANK parts, of sizes n1 (innermost) to n5 and the rest.
+// y[i] = x[start + sum over parts of i of part * stride]; with HAS_LIVE, start is read from `live`.
+// The index is split into RANK parts, of sizes n1 (innermost) to n5 and the rest. A work-item
+// copies two neighbouring results.
 fn walk(index: u32, start: i32) -> u32 {
   var i = index;
   var at = start;

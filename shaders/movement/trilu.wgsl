@@ -1,5 +1,5 @@
-// y = x on and above (UPPER) or on and below a diagonal of matrices of rows x cols, else 0. A work-item writes two neighbouring
-// results.
+// y = x on and above (UPPER) or on and below a diagonal of matrices of rows x cols, else 0. A
+// work-item writes two neighbouring results.
 fn element(i: u32) -> ELEM {
   let above = i32(i % p.cols) - i32(i / p.cols % p.rows) - p.diagonal;
 #ifdef UPPER

@@ -1,5 +1,6 @@
-// y = x / (bias + factor * sum(x^2))^beta, where the sum is over the channels from `before` before the element's own to `after` after it. A
-// work-item computes two neighbouring results.
+// y = x / (bias + factor * sum(x^2))^beta, where the sum is over the channels from `before`
+// channels before the element's own to `after` channels after it. A work-item computes two
+// neighbouring results.
 fn element(i: u32) -> f32 {
   let c = i / p.plane % p.channels;
   let first = min(c, p.before);

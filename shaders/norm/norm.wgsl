@@ -1,11 +1,12 @@
-// y[r, c] = (x[r, c] - mean) / sqrt(variance + epsilon) * scale + bias, where mean and variance are given, or those of row r; without
-// CENTER the mean is 0. With EACH a scale and a bias belong to each column, else to `run` neighbours, and rows take turns in
-// `sets` sets of `per`. One work-group a row, or a pair of rows where an odd row length could make two rows share a 32-bit word
-// (ROWS = 2).
+// y[r, c] = (x[r, c] - mean) / sqrt(variance + epsilon) * scale + bias, where mean and variance are
+// operands or those of row r. Without CENTER, the mean is 0. With BY_COLUMN, each column has a
+// scale and a bias; otherwise, `run` neighbours share them, and row r uses set r % sets, of `per`
+// elements. A work-group computes a row, or a pair of rows if an odd row length could make two rows
+// share a 32-bit word (ROWS = 2).
 #include "common/reduce"
 
 fn place(row: u32, c: u32) -> u32 {
-#ifdef EACH
+#ifdef BY_COLUMN
   return c;
 #else
   return row % p.sets * p.per + c / p.run;
@@ -46,7 +47,7 @@ fn norm(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var h = 0u; h < 2u; h++) {
       let at = 2u * i + h - begin;
       let j = select(0u, ROWS - 1u, at >= p.cols);
-      // Behind an odd end there is one element more, for which there may be no column.
+      // If the end is odd, there is one more element, for which there may be no column.
       let c = min(select(at, at - p.cols, at >= p.cols), p.cols - 1u);
       out[h] = (out[h] - shift[j]) * inverse[j];
 #ifdef HAS_SCALE

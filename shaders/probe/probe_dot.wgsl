@@ -1,5 +1,5 @@
-// Rounds of dot products of four pairs of signed 8-bit integers, packed in words: eight chains in each work-item, which writes the sum of
-// all.
+// Rounds of dot products of four pairs of signed 8-bit integers, packed in words. Each work-item
+// has eight chains and writes their sum.
 fn with_dot(a: i32) -> i32 { return a + dot4I8Packed(bitcast<u32>(a), p.factor); }
 
 @compute @workgroup_size(WG)

@@ -1,6 +1,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// Rounds of products of matrices of halves on matrix units: four chains in each warp, whose work-items write a sum of theirs each.
+// Rounds of products of matrices of halves on matrix units. Each warp has four chains, and each
+// work-item writes a sum of its own elements.
 var<workgroup> halves: array<vec4<f16>, 64>;
 var<workgroup> sums: array<f32, 256>;
 

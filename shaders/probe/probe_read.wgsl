@@ -1,8 +1,9 @@
-// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads every `next`-th.
+// Reads x in vectors of four words. A work-item reads every `next`-th vector and writes the sum of
+// these.
 @compute @workgroup_size(WG)
 fn probe_read(@builtin(global_invocation_id) id: vec3<u32>) {
   var sum = vec4<u32>(0u);
-  // Four loads at a time do not wait for each other.
+  // Four loads at a time, which do not wait for each other.
   var other = vec4<u32>(0u);
   var third = vec4<u32>(0u);
   var fourth = vec4<u32>(0u);

@@ -1,13 +1,15 @@
-// Numbers made up from a seed and their places: of integers any bits, of floats center + spread * u with u from -1 up to 1, those of even
-// places by `center` and `spread`, those of odd ones by `center_odd` and `spread_odd`. A work-item writes every `next`-th pair of neighbours.
-// A permutation of words of which neighbours tell nothing of each other.
+// Pseudorandom numbers from a seed and their positions. With BITS, the numbers are integers with
+// random bits. Otherwise they are center + spread * u with u in [-1, 1); odd positions use
+// `center_odd` and `spread_odd` instead. A work-item writes every `next`-th pair of neighbours.
+
+// A permutation of words that makes neighbours independent.
 fn hash(word: u32) -> u32 {
   var x = (word ^ (word >> 16u)) * 0x7feb352du;
   x = (x ^ (x >> 15u)) * 0x846ca68bu;
   return x ^ (x >> 16u);
 }
 
-// From -1 up to 1, by the highest 24 bits.
+// A number in [-1, 1), from the highest 24 bits.
 fn unit(bits: u32) -> f32 { return f32(bits >> 8u) / 8388608.0 - 1.0; }
 
 @compute @workgroup_size(WG)

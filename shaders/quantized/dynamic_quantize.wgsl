@@ -1,5 +1,6 @@
-// y = round(x / scale) + zero, kept in 0 to 255, with scale = (high - low) / 255 and zero = round(-low / scale) of the range low to high of
-// all elements and 0. One work-group finds the range and writes pairs of results.
+// y = round(x / scale) + zero, clamped to 0 to 255, with scale = (high - low) / 255 and zero =
+// round(-low / scale) for the range low to high of all elements and 0. A single work-group
+// determines the range and writes pairs of results.
 #include "common/reduce"
 
 @compute @workgroup_size(WG)

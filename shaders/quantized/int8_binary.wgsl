@@ -1,6 +1,9 @@
-// y = a + b, a - b (SUB) or a * b (MUL) for bytes whose scales may differ, requantized to bytes. Tables hold the term of each byte of a, then of b:
-// integers with FIXED, otherwise floats, followed by the smallest float of each result. Operands may broadcast along the leading axis, and along all
-// other axes but the last together. A work-item computes one word.
+// y = a + b, a - b (SUB) or a * b (MUL) for bytes whose scales may differ, requantized to bytes. A
+// work-item computes one word.
+//
+// Tables hold the term of each byte of a, then of b: integers with FIXED, otherwise floats,
+// followed by the smallest float of each result. Operands may broadcast along the leading axis, and
+// along all other axes but the last together.
 #include "common/int8"
 
 fn result(a: i32, b: i32) -> i32 {

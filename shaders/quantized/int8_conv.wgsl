@@ -1,11 +1,13 @@
-// Convolution of bytes [n, in_h, in_w, 4 * words] with weights in panels of four output channels, each of KH * KW * depth words; also a matmul.
-// Output words of group g read `depth` input words from g * depth on. A work-item computes one word for each of RUN neighbouring windows.
+// Convolution of bytes [n, in_h, in_w, 4 * words] with weights in panels of four output channels,
+// each of KH * KW * depth words; also a matmul. Output words of group g read `depth` input words
+// from g * depth on. A work-item computes one word for each of RUN neighbouring windows.
 #include "common/dot"
 #include "common/int8"
 
 fn scaled(sum: i32, i: u32) -> i32 {
 #ifdef FIXED
-  return within(multiplied(sum, bitcast<i32>(factors[i]), bitcast<i32>(factors[4u * p.outputs + i])), p.zero, p.low, p.high);
+  return within(multiplied(sum, bitcast<i32>(factors[i]), bitcast<i32>(factors[4u * p.outputs + i])), p.zero, p.low,
+      p.high);
 #else
   return by_float(sum, bitcast<f32>(factors[i]), p.zero, p.low, p.high);
 #endif

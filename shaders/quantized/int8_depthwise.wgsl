@@ -1,9 +1,11 @@
-// Depthwise convolution of bytes [n, in_h, in_w, 4 * words] with weights [KH, KW, 4 * words]. A work-item computes one word.
+// Depthwise convolution of bytes [n, in_h, in_w, 4 * words] with weights [KH, KW, 4 * words]. A
+// work-item computes one word.
 #include "common/int8"
 
 fn scaled(sum: i32, i: u32) -> i32 {
 #ifdef FIXED
-  return within(multiplied(sum, bitcast<i32>(factors[i]), bitcast<i32>(factors[4u * p.words + i])), p.zero, p.low, p.high);
+  return within(multiplied(sum, bitcast<i32>(factors[i]), bitcast<i32>(factors[4u * p.words + i])), p.zero, p.low,
+      p.high);
 #else
   return by_float(sum, bitcast<f32>(factors[i]), p.zero, p.low, p.high);
 #endif

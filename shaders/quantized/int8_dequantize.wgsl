@@ -1,4 +1,5 @@
-// Dequantizes bytes [.., inner, stride] to floats [.., channels, inner]. A work-item computes two neighbouring results.
+// Dequantizes bytes [.., inner, stride] to floats [.., channels, inner]. A work-item computes two
+// neighbouring results.
 fn element(i: u32) -> f32 {
   let c = i / p.inner % p.channels;
   let at = (i / p.inner / p.channels * p.inner + i % p.inner) * p.stride + c;

@@ -1,4 +1,5 @@
-// Converts integers [.., channels, inner] to bytes [.., inner, 4 * words], XORed with `flip`. The padding holds 0. A work-item computes one word.
+// Converts integers [.., channels, inner] to bytes [.., inner, 4 * words], XORed with `flip`. The
+// padding holds 0. A work-item computes one word.
 @compute @workgroup_size(WG)
 fn int8_enter(@builtin(global_invocation_id) id: vec3<u32>) {
   let i = id.x;

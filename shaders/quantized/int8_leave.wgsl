@@ -1,4 +1,5 @@
-// Converts bytes [.., inner, stride] to integers [.., channels, inner] and adds `offset`. A work-item computes two neighbouring results.
+// Converts bytes [.., inner, stride] to integers [.., channels, inner] and adds `offset`. A
+// work-item computes two neighbouring results.
 fn element(i: u32) -> i32 {
   let c = i / p.inner % p.channels;
   let at = (i / p.inner / p.channels * p.inner + i % p.inner) * p.stride + c;

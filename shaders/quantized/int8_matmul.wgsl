@@ -1,5 +1,6 @@
-// y[z, i, j] = sum over k of (a[z, i, k] - a_zero) * (b[z, j, k] - b_zero), requantized to bytes. Rows of a and b have k bytes in whole words;
-// `tail` masks the last word. Sums for j from n on are 0. A work-item computes one word of a row.
+// y[z, i, j] = sum over k of (a[z, i, k] - a_zero) * (b[z, j, k] - b_zero), requantized to bytes.
+// Rows of a and b have k bytes in whole words; `tail` masks the last word. Sums for j from n on are
+// 0. A work-item computes one word of a row.
 #include "common/dot"
 #include "common/int8"
 

@@ -1,5 +1,6 @@
-// Maxima of the bytes of windows, their means (MEAN), or their sums times a factor for the number of elements (SUM). Only elements inside x are
-// read. With PADDED, padding up to end_h and end_w counts as elements with the real value 0. A work-item computes one word.
+// Maxima of the bytes of windows, their means (MEAN), or their sums times a factor for the number
+// of elements (SUM). Only elements inside x are read. With PADDED, padding up to end_h and end_w
+// counts as elements with the real value 0. A work-item computes one word.
 #include "common/int8"
 
 fn result(v: i32, taps: u32) -> i32 {

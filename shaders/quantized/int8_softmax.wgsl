@@ -1,5 +1,5 @@
-// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the exponential of each difference from the largest
-// element. A work-item computes one row.
+// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the
+// exponential of each difference from the largest element. A work-item computes one row.
 fn element(at: u32, c: u32) -> i32 { return i32(x[at + c / 4u] << (24u - c % 4u * 8u)) >> 24u; }
 
 @compute @workgroup_size(WG)

@@ -1,5 +1,6 @@
-// y[z, i, j] = sum_k (a[z, i, k] - za[i]) * (b[z, k, j] - zb[j]) in 32-bit integers, for batches z of m x n results; with HAS_W the bytes of
-// b lie four columns to a word. A work-item computes two neighbouring results, with HAS_W ROWS rows by four columns.
+// y[z, i, j] = sum_k (a[z, i, k] - za[i]) * (b[z, k, j] - zb[j]) in 32-bit integers, for batches z
+// of m x n results. With HAS_W, b is stored as words of the bytes of four columns. A work-item
+// computes two neighbouring results; with HAS_W, ROWS rows by four columns.
 fn left_zero(i: u32) -> i32 {
 #ifdef HAS_ZA
   return za_at(i * p.za_step);

@@ -1,7 +1,8 @@
-// y = the position of the largest element along an axis of `cols` elements, `inner` apart: the first of equal ones, or with LAST the
-// last; with SMALLEST that of the smallest. A work-item computes two neighbouring results.
+// y = the position of the largest element along an axis of `cols` elements, which are `inner`
+// apart. Of equal elements, the first counts, or with LAST the last. With SMALLEST, y is the
+// position of the smallest element. A work-item computes two neighbouring results.
 #include "common/order"
-fn over(a: i32, b: i32) -> bool {
+fn is_better(a: i32, b: i32) -> bool {
 #ifdef SMALLEST
   return a < b;
 #else
@@ -29,9 +30,9 @@ fn element(i: u32) -> i32 {
   for (var c = 1u; c < p.cols; c++) {
     let e = key_of(x_at(base + c * p.inner));
 #ifdef LAST
-    let better = !over(best, e);
+    let better = !is_better(best, e);
 #else
-    let better = over(e, best);
+    let better = is_better(e, best);
 #endif
     if (better) {
       best = e;

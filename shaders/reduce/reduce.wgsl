@@ -1,6 +1,8 @@
-// y[r] = the elements c of row r combined by JOIN, each through MAP. Then FINISH applies. With MAP EXPONENTIAL the terms are exp(x - max(x)), and
-// max(x) is added at the end. The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a
-// pair of rows.
+// y[r] = the elements c of row r, transformed by MAP and combined by JOIN, followed by FINISH. If
+// MAP is EXPONENTIAL, the terms are exp(x - max(x)), and max(x) is added at the end.
+//
+// The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a
+// work-item, computes a pair of rows.
 #include "common/reduce"
 // MAP:
 const ABSOLUTE = 1u;
@@ -15,11 +17,11 @@ const MEAN = 1u;
 const ROOT = 2u;
 const LOGARITHM = 3u;
 
-fn at(base: u32, c: u32) -> ELEM {
+fn element(base: u32, c: u32) -> ELEM {
 #ifdef FLAT
   return ELEM(x_at(base + c));
 #else
-#ifdef ONE
+#ifdef ONE_AXIS
   return ELEM(x_at(base + c * p.r0));
 #else
   return ELEM(x_at(base + c % p.m1 * p.r0 + c / p.m1 % p.m2 * p.r1 + c / p.m1 / p.m2 * p.r2));
@@ -42,7 +44,7 @@ fn term(v: ELEM, top: ELEM) -> ELEM {
   return v;
 }
 
-// What JOIN leaves as it is.
+// The neutral element of JOIN.
 fn neutral() -> ELEM {
   if (JOIN == LARGEST) { return least(); }
   if (JOIN == SMALLEST) { return greatest(); }
@@ -64,12 +66,12 @@ fn mean(s: ELEM) -> ELEM {
 
 #ifdef ITEM
 const STEP = 1u;
-fn most(v: ELEM, lid: u32) -> ELEM { return v; }
-fn total(v: ELEM, lid: u32) -> ELEM { return v; }
+fn max_of_all(v: ELEM, lid: u32) -> ELEM { return v; }
+fn join_all(v: ELEM, lid: u32) -> ELEM { return v; }
 #else
 const STEP = WG;
-fn most(v: f32, lid: u32) -> f32 { return wg_max(v, lid); }
-fn total(v: f32, lid: u32) -> f32 {
+fn max_of_all(v: f32, lid: u32) -> f32 { return wg_max(v, lid); }
+fn join_all(v: f32, lid: u32) -> f32 {
   if (JOIN == LARGEST) { return wg_max(v, lid); }
   if (JOIN == SMALLEST) { return -wg_max(-v, lid); }
   return wg_sum(v, lid);
@@ -96,14 +98,15 @@ fn reduce(
     var top = ELEM(0);
     if (MAP == EXPONENTIAL) {
       top = least();
-      for (var c = begin; c < p.cols; c += STEP) { top = larger(top, at(base, c)); }
-      top = most(top, lid);
-      // Infinities and NaN are terms of the sum.
+      for (var c = begin; c < p.cols; c += STEP) { top = larger(top, element(base, c)); }
+      top = max_of_all(top, lid);
+      // If the largest element is infinite or NaN, nothing is subtracted, so that it reaches the
+      // sum.
       if (!is_finite(f32(top))) { top = 0; }
     }
     var s = neutral();
-    for (var c = begin; c < p.cols; c += STEP) { s = join(s, term(at(base, c), top)); }
-    s = total(s, lid);
+    for (var c = begin; c < p.cols; c += STEP) { s = join(s, term(element(base, c), top)); }
+    s = join_all(s, lid);
     if (FINISH == MEAN) { s = mean(s); }
     if (FINISH == ROOT) { s = ELEM(sqrt_of(f32(s))); }
     if (FINISH == LOGARITHM) { s = ELEM(log_of(f32(s))) + top; }

@@ -1,5 +1,5 @@
-// y[r, :] = exp(x[r, :] - max) / sum, or with LOG its logarithm. One work-group a row, or a pair of rows where an odd row length could make two
-// rows share a 32-bit word (ROWS = 2).
+// y[r, :] = exp(x[r, :] - max) / sum, or with LOG its logarithm. A work-group computes a row, or a
+// pair of rows if an odd row length could make two rows share a 32-bit word (ROWS = 2).
 #include "common/reduce"
 
 @compute @workgroup_size(WG)
@@ -12,7 +12,7 @@ fn softmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_in
     var m = -infinity();
     for (var i = lid; i < n; i += WG) { m = larger(m, x_at((first + j) * p.cols + i)); }
     m = wg_max(m, lid);
-    // Of a row with infinity or NaN, or of -infinity only, all results are NaN.
+    // If a row contains infinity or NaN, or only -infinity, all its results are NaN.
     let broken = !is_finite(m);
     top[j] = select(m, 0.0, broken);
     var s = 0.0;

@@ -1,5 +1,6 @@
-// Along an inner axis of `cols` elements, `inner` apart: y = exp(x - max) / sum, its logarithm (LOG), or 1 for the first of the largest
-// and 0 for others (HARD). A work-item computes RUN neighbouring rows.
+// Along an inner axis of `cols` elements, `inner` apart: y = exp(x - max) / sum, its logarithm
+// (LOG), or 1 for the first of the largest elements and 0 for others (HARDMAX). A work-item
+// computes RUN neighbouring rows.
 fn row(base: u32) {
   var top = least();
   var place = 0u;
@@ -10,8 +11,8 @@ fn row(base: u32) {
     top = larger(top, v);
   }
   var sum = 0.0;
-#ifndef HARD
-  // Of a row with infinity or NaN, or of -infinity only, all results are NaN.
+#ifndef HARDMAX
+  // If a row contains infinity or NaN, or only -infinity, all its results are NaN.
   let broken = !is_finite(top);
   if (broken) { top = 0.0; }
   for (var c = 0u; c < p.cols; c++) { sum += exp(min(x_at(base + c * p.inner) - top, 0.0)); }
@@ -19,7 +20,7 @@ fn row(base: u32) {
 #endif
   for (var c = 0u; c < p.cols; c++) {
     let at = base + c * p.inner;
-#ifdef HARD
+#ifdef HARDMAX
     y_put(at, select(0.0, 1.0, c == place));
 #else
 #ifdef LOG

@@ -97,7 +97,7 @@ pub(super) fn plain(kernel: &'static Kernel, workgroup: u32, operands: &[DType])
 /// [`RMS_NORM`] with `rows` rows per work-group.
 pub(super) fn rms_norm_spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
     KernelSpec {
-        defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
+        defines: BTreeMap::from([("ROWS", rows), ("BY_COLUMN", 1)]),
         in_place: in_place.then_some(0),
         ..plain(&RMS_NORM, 64, &[dtype, DType::F32, dtype])
     }

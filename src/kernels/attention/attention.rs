@@ -16,7 +16,7 @@ crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/attention" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32;
-        parts: U32
+        pieces: U32
     } [
         q: In, k: In, v: In, mask: OptionalIn, tiles: OptionalIn, pages: OptionalIn, live: Weight,
         y: Out

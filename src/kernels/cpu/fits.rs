@@ -60,7 +60,7 @@ fn smaller_operands_of_rows_do_not_fit() {
     check::<crate::kernels::norm::cpu::Norm>(&[], &[5, 6, 2, 4, 2, 0], &sizes, &all);
     let sizes = [(F, 30), (F, 6), (F, 6), (F, 0), (F, 0), (F, 30)];
     check::<crate::kernels::norm::cpu::Norm>(
-        &[("EACH", 1)],
+        &[("BY_COLUMN", 1)],
         &[5, 6, 1, 6, 1, 0],
         &sizes,
         &["x", "scale", "bias", "y"],

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Defines that are numbers; sources also test whether they are given.
 const NUMBERS: &[&str] = &[
-    "BITS", "EACH", "FOLD", "HIGH", "LOW", "NORM", "RING", "RUN", "SPAN", "SPLIT", "TUPLE", "WINDOW",
+    "BITS", "FOLD", "HIGH", "LOW", "NORM", "RING", "RUN", "SPAN", "SPLIT", "TUPLE", "WINDOW",
 ];
 
 /// The most flags of a generic kernel or helper.

@@ -77,7 +77,7 @@ pub(crate) fn emit_to(
         && let Some(held) = held(cx.device(), cols)
     {
         let call = Call::new(&ROW, ROW_ITEMS)
-            .define("EACH", held)
+            .define("VECTORS", held)
             .grid(count.clone(), 1, 1)
             .may_work_in_place();
         let args = RowArgs {
@@ -100,7 +100,7 @@ pub(crate) fn emit_to(
     let one = Dim::from(1);
     let (sets, per, run) = match &rows.place {
         ScaleIndex::Column => {
-            call = call.define("EACH", 1);
+            call = call.define("BY_COLUMN", 1);
             (&one, cols, &one)
         }
         ScaleIndex::Set { sets, per, run } => (sets, per, run),

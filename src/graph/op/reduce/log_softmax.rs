@@ -51,7 +51,7 @@ impl Op for LogSoftmax {
             cx,
             self.axis,
             self.flatten,
-            Some(if self.hard { "HARD" } else { "LOG" }),
+            Some(if self.hard { "HARDMAX" } else { "LOG" }),
         )
     }
 }

@@ -351,7 +351,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         .define("FINISH", finish);
     call = if flat { call.define("FLAT", 1) } else { call };
     call = if reduced.len() <= 1 {
-        call.define("ONE", 1)
+        call.define("ONE_AXIS", 1)
     } else {
         call
     };

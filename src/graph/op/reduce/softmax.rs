@@ -89,7 +89,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     } else {
         split_at(&shape, a)?
     };
-    if inner.is(1) && form != Some("HARD") {
+    if inner.is(1) && form != Some("HARDMAX") {
         let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() {
             1
         } else {

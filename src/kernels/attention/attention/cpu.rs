@@ -161,7 +161,7 @@ impl Attention {
     /// Number of sequences, one after another; 1 with tiles, which name their sequences. (GPU
     /// kernels get a different number in this parameter: the vectors of a row.)
     fn batch(&self, args: &Args) -> usize {
-        if args.tiles.is_some() { 1 } else { args.parts }
+        if args.tiles.is_some() { 1 } else { args.pieces }
     }
 
     /// Vectors of a row that share a key head.
@@ -229,7 +229,7 @@ impl Attention {
         // SAFETY: by the contract; the tables are read only.
         let (tiles, pages) = unsafe { (args.tiles?.slice::<i32>(), args.pages?.slice::<i32>()) };
         let (tiles, _) = tiles.as_chunks();
-        Some((tiles.get(..args.parts.min(tiles.len()))?, pages))
+        Some((tiles.get(..args.pieces.min(tiles.len()))?, pages))
     }
 
     /// The part of a dispatch in pages that is one tile; `None` if it has no rows, or some that do

@@ -30,7 +30,7 @@ impl Kernel for Norm {
         Some(Self {
             isa,
             center: has("CENTER"),
-            by_column: has("EACH"),
+            by_column: has("BY_COLUMN"),
         })
     }
 
@@ -320,7 +320,7 @@ mod tests {
         let has = [s.has[0], s.has[1], s.has[2], s.has[2]];
         let mut defines = vec![];
         if s.place.is_none() {
-            defines.push(("EACH", 1));
+            defines.push(("BY_COLUMN", 1));
         }
         if s.center {
             defines.push(("CENTER", 1));

@@ -31,7 +31,7 @@ impl Kernel for SoftmaxAxis {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let has = |name| spec.defines.contains_key(name);
-        let form = match (has("LOG"), has("HARD")) {
+        let form = match (has("LOG"), has("HARDMAX")) {
             (_, true) => Form::Hard,
             (true, _) => Form::Log,
             _ => Form::Plain,
@@ -235,7 +235,11 @@ mod tests {
         ] {
             let x: Vec<f32> = random.floats(shape.iter().product());
             let x: Vec<f32> = x.iter().map(|v| (v * 12.0).round()).collect();
-            for (form, define) in [(Form::Plain, "PLAIN"), (Form::Log, "LOG"), (Form::Hard, "HARD")] {
+            for (form, define) in [
+                (Form::Plain, "PLAIN"),
+                (Form::Log, "LOG"),
+                (Form::Hard, "HARDMAX"),
+            ] {
                 let want = reference(&x, shape, form);
                 let spec = spec(&[(define, 1)], &[Some(DType::F32); 2]);
                 for (isa, epilogue) in Isa::supported().flat_map(|i| [(i, false), (i, true)]) {

@@ -40,7 +40,11 @@ fn with<A>(call: Call<A>, name: &'static str, number: Option<i64>) -> Call<A> {
 /// Specializes a kernel for large GPUs to a head size.
 fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
     let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
-    from(from(call.define("DIM", dim), 128, "FROM128"), 256, "FROM256")
+    from(
+        from(call.define("DIM", dim), 128, "DIM_FROM_128"),
+        256,
+        "DIM_FROM_256",
+    )
 }
 
 /// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
@@ -235,9 +239,9 @@ impl Node {
         (1..=most).rev().find(|n| group % n == 0).unwrap_or(1)
     }
 
-    /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
-    /// vector.
-    fn cut(&self, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
+    /// Call of the generic kernel with work-groups of `items`, `depth` of them along the last axis of
+    /// the grid.
+    fn cut(&self, cut: &GroupShape, items: u32, depth: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
         let heads = self.heads.exact_div(&together);
@@ -256,7 +260,7 @@ impl Node {
             .define("KEYS", KEYS)
             .define("LANES", cut.lanes)
             .define("SLICES", self.slices(cut))
-            .grid(heads.unwrap_or_else(|| self.heads.clone()), rows, parts);
+            .grid(heads.unwrap_or_else(|| self.heads.clone()), rows, depth);
         let call = with(with(call, "WINDOW", self.window), "RING", self.ring);
         Ok(with(call, "TILE_GROUPS", groups))
     }
@@ -266,8 +270,8 @@ impl Node {
         (cut.items / (cut.rows * cut.together * (self.dim / self.vector()))).max(1)
     }
 
-    /// Work-groups per query vector: one per key split, else one per sequence.
-    fn parts(&self, splits: Option<&Dim>) -> Dim {
+    /// Work-groups along the last axis of the grid: one per key split, else one per sequence.
+    fn depth(&self, splits: Option<&Dim>) -> Dim {
         splits.unwrap_or(&self.batch).clone()
     }
 
@@ -279,9 +283,9 @@ impl Node {
         }
     }
 
-    /// The parameter `parts` of the generic kernel: sequences or tiles for native kernels, vectors
+    /// The parameter `pieces` of the generic kernel: sequences or tiles for native kernels, vectors
     /// of a head for others.
-    fn own_parts(&self, device: &DeviceProfile) -> Dim {
+    fn pieces(&self, device: &DeviceProfile) -> Dim {
         match (device.divides_work(), &self.paged) {
             (true, None) => self.batch.clone(),
             (true, Some(paged)) => paged.count.clone(),
@@ -293,7 +297,7 @@ impl Node {
         let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
             // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
-            .grid(self.heads.clone(), self.queries.clone(), self.parts(splits));
+            .grid(self.heads.clone(), self.queries.clone(), self.depth(splits));
         with(with(call, "SPLIT", split), "WINDOW", self.window)
     }
 
@@ -341,7 +345,7 @@ impl Node {
             lanes,
         };
         let workgroup = num::exact(items, "work-items")?;
-        let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
+        let call = self.wide(self.cut(&cut, workgroup, self.depth(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
             ("Q8", self.stored == KvStorage::Words),
@@ -448,7 +452,7 @@ impl Attention {
                 let args = args!(RowArgs {
                     found: counted.map(|(found, _)| found),
                     counts: counted.map(|(_, n)| cx.counters(n)),
-                    splits: node.parts(splits.as_ref()),
+                    splits: node.depth(splits.as_ref()),
                     tile_count: paged.map_or(0.into(), |p| p.count.clone()),
                 });
                 cx.emit(self.finish(node, node.by_row(split, splits.as_ref())), args)?;
@@ -459,8 +463,8 @@ impl Attention {
             )?,
             Strategy::Groups => {
                 let call = node.by_groups(cx.device(), split, splits.as_ref())?;
-                let parts = node.own_parts(cx.device());
-                cx.emit(self.finish(node, call), args!(Args { parts }))?;
+                let pieces = node.pieces(cx.device());
+                cx.emit(self.finish(node, call), args!(Args { pieces }))?;
             }
         }
         match splits {
