@@ -46,7 +46,7 @@ fn load(c: &mut Criterion) {
     group.bench_function("graph and passes", |b| {
         b.iter(|| Decoder::load(black_box(&path), &Target::DEVICE.with(Logits::Last)).expect("a decoder"));
     });
-    let mut places = vec![("host".to_owned(), BackendChoice::Host)];
+    let mut places = vec![("reference".to_owned(), BackendChoice::Reference)];
     for kind in devices::backends() {
         places.push((kind.to_string(), BackendChoice::On(kind)));
     }

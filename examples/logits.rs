@@ -1,9 +1,9 @@
 //! Writes the logits of a decoder for given tokens, for comparison with other engines.
 //!
-//! `logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]`: TOKENS.json is a list of
+//! `logits MODEL_DIR TOKENS.json OUT.f32 [reference|opencl|wgpu] [STEPS]`: TOKENS.json is a list of
 //! token IDs. OUT.f32 receives one row of little-endian `f32` per token, with one element per
-//! vocabulary entry. The default backend is the host. The last STEPS tokens (default 0) are decoded
-//! one at a time after a prefill of the others.
+//! vocabulary entry. The default backend is `reference`. The last STEPS tokens (default 0) are
+//! decoded one at a time after a prefill of the others.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,7 +13,7 @@ use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, SequenceConfig};
 
-const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
+const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [reference|opencl|wgpu] [STEPS]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(USAGE.into());
     };
     let (backend, steps) = match rest {
-        [] => ("host", 0),
+        [] => ("reference", 0),
         [backend] => (backend.as_str(), 0),
         [backend, steps] => (backend.as_str(), steps.parse::<usize>()?),
         _ => return Err(USAGE.into()),
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = Path::new(model).join("model.onnx");
     let context = tokens.len().max(2);
     let mut model: Box<dyn LanguageModel> = match backend {
-        "host" => Box::new(HostModel::new(Decoder::load(&path, &Target::HOST)?, context)?),
+        "reference" => Box::new(HostModel::new(Decoder::load(&path, &Target::HOST)?, context)?),
         "opencl" | "wgpu" => {
             let kind = if backend == "opencl" {
                 BackendKind::OpenCl
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 &SequenceConfig::of(context),
             )?)
         }
-        other => return Err(format!("unknown backend {other}; expected host, opencl or wgpu").into()),
+        other => return Err(format!("unknown backend {other}; expected reference, opencl or wgpu").into()),
     };
     let (prompt, decoded) = tokens.split_at(tokens.len().saturating_sub(steps));
     let mut logits = Vec::new();

@@ -197,8 +197,8 @@ typedef struct {
    */
   size_t size;
   /*
-   "auto", "opencl", "wgpu", "cpu" or "host". NULL means "auto": a GPU if there is one, else
-   "cpu".
+   "auto", "opencl", "wgpu", "cpu" or "reference". NULL means "auto": a GPU if there is one,
+   else "cpu".
    */
   const char *backend;
   /*

@@ -49,8 +49,8 @@ pub struct TliteSession {
 pub struct TliteLoadOptions {
     /// Size of this struct in bytes, as the program was compiled with it.
     pub size: usize,
-    /// "auto", "opencl", "wgpu", "cpu" or "host". NULL means "auto": a GPU if there is one, else
-    /// "cpu".
+    /// "auto", "opencl", "wgpu", "cpu" or "reference". NULL means "auto": a GPU if there is one,
+    /// else "cpu".
     pub backend: *const c_char,
     /// Device name, or text that the device or driver name contains. NULL selects the best device.
     pub device: *const c_char,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
-//!                          \--Interpreter (the reference, and `--backend host`)
+//!                          \--Interpreter (the reference, and `--backend reference`)
 //! ```
 //!
 //! * Shapes are symbolic: `batch`, `sequence` and `past` stay symbols from import to the parameters

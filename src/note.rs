@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// No device was found; the model runs on the host.
+    /// No device was found; the interpreter runs the model.
     NoDevice,
     /// The driver runs kernels written for GPUs on the processor, which is slow.
     GpuKernelsOnCpu {
@@ -96,8 +96,8 @@ pub enum Note {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unused {
-    /// The host does not support it.
-    Host,
+    /// The reference interpreter does not support it.
+    Reference,
     /// The model has no KV cache.
     NoCache,
     /// The driver does not support it.
@@ -112,7 +112,7 @@ pub enum Unused {
 impl fmt::Display for Unused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host => f.write_str("on the host"),
+            Self::Reference => f.write_str("on the reference interpreter"),
             Self::NoCache => f.write_str("without a cache"),
             Self::Driver { device, backend } => {
                 write!(f, "on {device}: its {backend} driver does not support it")
@@ -124,7 +124,7 @@ impl fmt::Display for Unused {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDevice => f.write_str("no device found (`tlite devices` shows why); running on the host, which is slow"),
+            Self::NoDevice => f.write_str("no device found (`tlite devices` shows why); running on the reference interpreter, which is slow"),
             Self::GpuKernelsOnCpu { device, backend } => write!(
                 f,
                 "the {backend} driver runs GPU kernels on the processor ({device}), which is slow; --backend cpu is \

@@ -13,13 +13,13 @@ use std::str::FromStr;
 /// Backend that runs a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The first of [`BackendKind::ALL`] with a GPU, else the processor, else the host.
+    /// The first of [`BackendKind::ALL`] with a GPU, else the processor, else the interpreter.
     #[default]
     Auto,
     /// This backend.
     On(BackendKind),
     /// The interpreter on the CPU: a slow reference.
-    Host,
+    Reference,
 }
 
 impl BackendChoice {
@@ -31,7 +31,7 @@ impl BackendChoice {
             all[1 + i] = Self::On(BackendKind::ALL[i]);
             i += 1;
         }
-        all[1 + i] = Self::Host;
+        all[1 + i] = Self::Reference;
         all
     };
 
@@ -40,7 +40,7 @@ impl BackendChoice {
         match self {
             Self::Auto => "auto",
             Self::On(kind) => kind.name(),
-            Self::Host => "host",
+            Self::Reference => "reference",
         }
     }
 }
@@ -54,7 +54,11 @@ impl fmt::Display for BackendChoice {
 impl FromStr for BackendChoice {
     type Err = Error;
 
+    /// The backend of this name; `host` is another name of `reference`.
     fn from_str(text: &str) -> Result<Self> {
+        if text == "host" {
+            return Ok(Self::Reference);
+        }
         named("backend", Self::ALL, Self::name, text)
     }
 }
@@ -106,12 +110,12 @@ pub struct Placement {
     pub options: OpenOptions,
 }
 
-/// A value of an option that the host does not support.
+/// A value of an option that the backend `reference` does not support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceOnly {
     option: &'static str,
     value: &'static str,
-    /// What the host does instead.
+    /// What the interpreter does instead.
     instead: &'static str,
 }
 
@@ -142,10 +146,10 @@ impl DeviceOnly {
         instead: "multiplies floats",
     };
 
-    /// The usage error if the host was requested.
+    /// The usage error if the backend `reference` was requested.
     pub fn refusal(&self) -> Error {
         let what = format!(
-            "{} applies to devices only; the host {}",
+            "{} applies to devices only; the reference interpreter {}",
             self.value, self.instead
         );
         Error::usage(self.option, what)
@@ -158,12 +162,12 @@ impl DeviceOnly {
         Error::usage("float", what)
     }
 
-    /// The note if the host is used because there is no device.
+    /// The note if the interpreter is used because there is no device.
     pub fn note(&self) -> Note {
         Note::NoEffect {
             option: self.option,
             value: self.value.to_owned(),
-            reason: Unused::Host,
+            reason: Unused::Reference,
         }
     }
 }
@@ -173,9 +177,9 @@ pub enum Opened {
     /// A device, open for work.
     Device(Box<dyn Backend>),
     /// The interpreter.
-    Host {
-        /// Why the host runs the model although it was not requested: the reasons no backend has a
-        /// device.
+    Reference {
+        /// Why the interpreter runs the model although it was not requested: the reasons no backend
+        /// has a device.
         for_want: Option<String>,
     },
 }
@@ -183,9 +187,9 @@ pub enum Opened {
 impl Placement {
     /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the CPU
     /// backend; a driver that runs kernels on the CPU only if the options name its device or there
-    /// is no CPU backend; and the host only if there is none at all. Usage errors: no driver, no
-    /// such device, a device name for the host, or an option that the device or its backend does
-    /// not support.
+    /// is no CPU backend; and the interpreter only if there is none at all. Usage errors: no
+    /// driver, no such device, a device name for the interpreter, or an option that the device or
+    /// its backend does not support.
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
@@ -203,13 +207,15 @@ impl Placement {
                 .map_err(failed)
         };
         match (self.backend, self.options.only_on()) {
-            (BackendChoice::Host, only) => match (device, only) {
+            (BackendChoice::Reference, only) => match (device, only) {
                 (Some(name), _) => {
-                    let what = format!("\"{name}\": the host has no devices; leave this option out");
+                    let what = format!(
+                        "\"{name}\": the reference interpreter has no devices; leave this option out"
+                    );
                     Err(Error::usage("device", what))
                 }
                 (None, Some((_, refusal))) => Err(failed(refusal)),
-                (None, None) => Ok(Opened::Host { for_want: None }),
+                (None, None) => Ok(Opened::Reference { for_want: None }),
             },
             (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => open(kind),
             (BackendChoice::Auto, None) => {
@@ -242,7 +248,7 @@ impl Placement {
                 match (taken, device) {
                     (Some(b), _) => Ok(Opened::Device(b)),
                     (None, Some(_)) => Err(no_device("device", reasons.join("; "))),
-                    (None, None) => Ok(Opened::Host {
+                    (None, None) => Ok(Opened::Reference {
                         for_want: Some(reasons.join("; ")),
                     }),
                 }
@@ -250,19 +256,20 @@ impl Placement {
         }
     }
 
-    /// Like [`Placement::open`], for work that needs a device. On the host it returns a usage
-    /// error: `what` if the host was requested, else why there is no device.
+    /// Like [`Placement::open`], for work that needs a device. Without one it returns a usage
+    /// error: `what` if the interpreter was requested, else why there is no device.
     pub fn open_device(&self, what: &str) -> Result<Box<dyn Backend>> {
         match self.open()? {
             Opened::Device(backend) => Ok(backend),
-            Opened::Host { for_want: None } => Err(Error::usage("backend", what)),
-            Opened::Host { for_want: Some(why) } => {
+            Opened::Reference { for_want: None } => Err(Error::usage("backend", what)),
+            Opened::Reference { for_want: Some(why) } => {
                 Err(no_device("backend", format!("no device found: {why}")))
             }
         }
     }
 
-    /// Notes for the user about the device that was opened; `caps` is `None` for the host.
+    /// Notes for the user about the device that was opened; `caps` is `None` for the
+    /// interpreter.
     pub fn notes(&self, caps: Option<&Caps>) -> Vec<Note> {
         let emulated = caps.filter(|caps| {
             let compiles = caps.profile.language().is_some();
@@ -286,7 +293,7 @@ impl Placement {
             })
         };
         match caps {
-            None => unused(Unused::Host),
+            None => unused(Unused::Reference),
             Some(caps) if self.options.priority_is_unused(caps) => unused(Unused::Driver {
                 device: caps.device.clone(),
                 backend: caps.backend,
@@ -310,10 +317,10 @@ impl Placement {
         let kinds: Vec<BackendKind> = match (self.backend, self.options.only_on()) {
             (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => vec![kind],
             (BackendChoice::Auto, None) => self.candidates(),
-            (BackendChoice::Host, _) => {
+            (BackendChoice::Reference, _) => {
                 return Err(Error::usage(
                     "backend",
-                    "the host has no plan; choose another backend, or leave this option out to plan for a generic device",
+                    "the reference interpreter has no plan; choose another backend, or leave this option out to plan for a generic device",
                 ));
             }
         };
@@ -379,7 +386,8 @@ mod tests {
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
-        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, cpu, host"]);
+        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, cpu, reference"]);
+        assert_eq!("host".parse::<BackendChoice>().unwrap(), BackendChoice::Reference);
     }
 
     #[test]
@@ -433,17 +441,17 @@ mod tests {
     }
 
     #[test]
-    fn the_host_has_no_devices() {
-        let host = |device: Option<&str>| Placement {
-            backend: BackendChoice::Host,
+    fn the_interpreter_has_no_devices() {
+        let reference = |device: Option<&str>| Placement {
+            backend: BackendChoice::Reference,
             options: OpenOptions::of(device),
         };
         assert!(matches!(
-            host(None).open().unwrap(),
-            Opened::Host { for_want: None }
+            reference(None).open().unwrap(),
+            Opened::Reference { for_want: None }
         ));
-        assert!(host(Some("x")).open().is_err_and(|e| e.is_usage()));
-        assert!(host(None).caps().is_err_and(|e| e.is_usage()));
+        assert!(reference(Some("x")).open().is_err_and(|e| e.is_usage()));
+        assert!(reference(None).caps().is_err_and(|e| e.is_usage()));
         assert_eq!(no_device("device", "x".to_owned()).kind(), ErrorKind::NoDevice);
     }
 }

@@ -32,7 +32,7 @@ use std::sync::Arc;
 mod device;
 
 enum Engine {
-    Host(Interpreter),
+    Reference(Interpreter),
     Device(Box<Device>),
 }
 
@@ -142,7 +142,7 @@ impl Runner {
         let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
-            None => Engine::Host(Interpreter::new(graph.clone())?),
+            None => Engine::Reference(Interpreter::new(graph.clone())?),
             Some(backend) => Engine::Device(Box::new(Device::new(
                 backend,
                 pipeline.clone(),
@@ -183,25 +183,26 @@ impl Runner {
 
     fn first_run(&self) -> Option<&FirstRun> {
         match &self.engine {
-            Engine::Host(_) => None,
+            Engine::Reference(_) => None,
             Engine::Device(device) => device.first_run(),
         }
     }
 
-    /// Capabilities of the device; `None` on the host.
+    /// Capabilities of the device; `None` for the interpreter.
     #[doc(hidden)]
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
-            Engine::Host(_) => None,
+            Engine::Reference(_) => None,
             Engine::Device(device) => Some(device.caps()),
         }
     }
 
-    /// The plan on the device, of the last run if plans depend on input values; `None` on the host.
+    /// The plan on the device, of the last run if plans depend on input values; `None` for the
+    /// interpreter.
     #[doc(hidden)]
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
-            Engine::Host(_) => None,
+            Engine::Reference(_) => None,
             Engine::Device(device) => device.plan(),
         }
     }
@@ -295,7 +296,7 @@ impl Runner {
         let graph = self.graph.clone();
         let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
         match &mut self.engine {
-            Engine::Host(interpreter) => {
+            Engine::Reference(interpreter) => {
                 let given = given.iter().map(|(name, t)| (name.as_str(), t));
                 let given: HashMap<&str, &HostTensor> = given.collect();
                 let inputs: HashMap<ValueId, HostTensor> = graph

@@ -3,7 +3,7 @@
 
     tools/compare_formats.py MODEL --text FILE --calibration FILE [--tokens N]
                              [--groups 128,64,32] [--methods int,rtn,...] [--bits 4.5]
-                             [--gguf FILE --llama-cpp DIR] [--backend host|opencl|wgpu]
+                             [--gguf FILE --llama-cpp DIR] [--backend reference|opencl|wgpu]
                              [--work DIR] [--json FILE]
 
 MODEL is a folder that `tlite convert` made; it is also the reference. Each method of --methods runs

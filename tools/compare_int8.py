@@ -3,7 +3,7 @@
 
 usage: compare_int8.py [--width W]... [--resolution N]... [--precision int8|float]...
                        [--threads N] [--repeat N] [--rounds N] [--per-tensor] [--uint8]
-                       [--backend cpu|host|opencl|wgpu] [--device TEXT] [--json FILE]
+                       [--backend cpu|reference|opencl|wgpu] [--device TEXT] [--json FILE]
                        [--markdown FILE] [MODEL.onnx]...
 
 Without MODEL, the networks are MobileNet v1 with random weights (tools/made_cnn.py). Their widths
@@ -21,7 +21,7 @@ between the first outputs of tlite and ONNX Runtime, relative to their range; wi
 int8 networks amplify a difference of one step. --json also reports the fastest and slowest runs. The
 exit code is 1 if an engine failed.
 
---threads N    threads of each engine (default: 1); with --backend cpu and host, the process is
+--threads N    threads of each engine (default: 1); with --backend cpu and reference, the process is
                limited to as many cores
 --repeat N     runs per round (default: 20)
 --rounds N     rounds (default: 5)
@@ -276,7 +276,7 @@ def table(rows):
 def compare(args):
     from onnx_graph import write_whole
 
-    if args.backend in ("cpu", "host"):
+    if args.backend in ("cpu", "reference"):
         cores = sorted(os.sched_getaffinity(0))
         if args.threads > len(cores):
             raise Failure(f"--threads {args.threads}: this process may use {len(cores)} cores")
@@ -312,7 +312,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--per-tensor", action="store_true")
     parser.add_argument("--uint8", action="store_true")
-    parser.add_argument("--backend", choices=["cpu", "host", "opencl", "wgpu"], default="cpu")
+    parser.add_argument("--backend", choices=["cpu", "reference", "opencl", "wgpu"], default="cpu")
     parser.add_argument("--device")
     parser.add_argument("--json")
     parser.add_argument("--markdown")

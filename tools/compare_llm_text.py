@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares greedy answers of tlite and llama.cpp, both with unquantized weights of the same file.
 
-    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME]
+    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend reference|opencl|wgpu] [--device NAME]
                               [--tokens 32] [--wanted 8] [--threads N] [--work DIR]
 
 `tlite convert --float` converts the weights of GGUF to floats, which a device stores as f16;

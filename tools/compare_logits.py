@@ -17,7 +17,7 @@ import tempfile
 import numpy as np
 import onnxruntime as ort
 
-BOUNDS = {"host": 1e-3, "opencl": 2e-2, "wgpu": 2e-2}
+BOUNDS = {"reference": 1e-3, "opencl": 2e-2, "wgpu": 2e-2}
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
          "tensor(bool)": np.bool_}
 ROLES = ("input_ids", "position_ids", "attention_mask")
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--decode", type=int, default=0)
     parser.add_argument("--backend", action="append", choices=list(BOUNDS))
     args = parser.parse_args()
-    args.backend = args.backend or ["host"]
+    args.backend = args.backend or ["reference"]
     print(f"{args.positions} positions and {args.decode} decoded, onnxruntime {ort.__version__}; relative errors of the logits")
     with tempfile.TemporaryDirectory() as work:
         results = [compare(model, args, pathlib.Path(work)) for model in args.models]

@@ -7,10 +7,10 @@
 #   MODEL_DIR     a folder with model.onnx (default: the demo's converted, unquantized model)
 #   --positions   tokens in the prefill (default: 128)
 #   --decode      tokens decoded one by one after it (default: 0)
-#   --backend     host, opencl or wgpu; may be repeated (default: host)
+#   --backend     reference, opencl or wgpu; may be repeated (default: reference)
 #
 # Creates a Python environment in the cache folder on first use. Fails if the relative error of the
-# logits, ||ours - theirs|| / ||theirs||, over all rows or in one row, reaches 1e-3 on the host or
+# logits, ||ours - theirs|| / ||theirs||, over all rows or in one row, reaches 1e-3 with reference or
 # 2e-2 on a device, which stores 16-bit floats.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares results and times of tlite with ONNX Runtime, on the same models and inputs.
 
-    tools/compare_ort.py [--backend cpu|host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N]
+    tools/compare_ort.py [--backend cpu|reference|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N]
                          [--threads N] [--float f32|f16] [--json FILE]
                          [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
@@ -15,7 +15,7 @@ Runtime's output, both median times and their ratio. Both engines run in turn, -
 each of --rounds. The exit code is 1 if a difference exceeds its bound.
 
 --float f16           store activations in 16 bits on devices; the bound is then 0.02
---threads N           threads for ONNX Runtime, and for tlite with cpu and host (default: the
+--threads N           threads for ONNX Runtime, and for tlite with cpu and reference (default: the
                       number of cores)
 --round-activations   show what 16-bit activations cost, without tlite: compare ONNX Runtime,
                       unoptimized in f32, with itself while the result of every operator is rounded
@@ -41,7 +41,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.environ.get("TLITE_CACHE") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
 
-BACKENDS = ["cpu", "host", "opencl", "wgpu"]
+BACKENDS = ["cpu", "reference", "opencl", "wgpu"]
 # Bound on the difference relative to the range of the output, by storage type of activations.
 BOUNDS = {"f32": 1e-3, "f16": 2e-2}
 # Default sizes of symbols, and the bound on the difference if it is not that of f32.
@@ -308,11 +308,11 @@ def main():
             for backend in args.backend or BACKENDS:
                 command = [tlite, "run", path, "--json", "--backend", backend, "--compare", work,
                            "--repeat", str(args.repeat + 1), *arguments]
-                tolerance = max(bound or 0.0, BOUNDS[args.float if backend != "host" else "f32"])
+                tolerance = max(bound or 0.0, BOUNDS[args.float if backend != "reference" else "f32"])
                 command += ["--float", args.float, "--tolerance", str(tolerance)]
-                if backend in ("cpu", "host"):
+                if backend in ("cpu", "reference"):
                     command += ["--threads", str(args.threads)]
-                if args.device and backend != "host":
+                if args.device and backend != "reference":
                     command += ["--device", args.device]
                 theirs, ours, report = in_turn(command, timed, args.rounds)
                 if isinstance(report, str):

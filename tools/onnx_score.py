@@ -201,7 +201,7 @@ def ours(file, names):
             kind, name = line.split("\t")[:2]
             case, _, place = name.partition("@")
             if case in names:
-                kinds = counts.setdefault(place or "host", {})
+                kinds = counts.setdefault(place or "reference", {})
                 kinds[kind] = kinds.get(kind, 0) + 1
     return counts
 

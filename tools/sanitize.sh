@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the C interface on the host backend under AddressSanitizer with LeakSanitizer, ThreadSanitizer
+# Runs the C interface on the backend reference under AddressSanitizer with LeakSanitizer, ThreadSanitizer
 # and valgrind; and the operators' cases on the backend `cpu`, with each instruction set of the
 # processor under AddressSanitizer and without any under valgrind. The sanitizers need unstable
 # compiler options and a standard library that is built with them.
@@ -47,9 +47,9 @@ check() {
     program "$kind" threads tests/faults/threads.c "$2"
     program "$kind" capi tests/capi/capi.c "$2"
     say "$kind: threads"
-    "${@:3}" "$work/threads" "$work/model" host
+    "${@:3}" "$work/threads" "$work/model" reference
     say "$kind: capi"
-    "${@:3}" "$work/capi" "$work/model" host "$work/kernels" >/dev/null
+    "${@:3}" "$work/capi" "$work/model" reference "$work/kernels" >/dev/null
 }
 
 # Runs the cases on the backend `cpu` whose names contain a text. Vector instructions are only

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Loads models, generates and fails for a while on the host and on every backend at once, and fails
-# if memory, descriptors or threads of a process grow by more than 10 % after the third minute, or
-# after half of the time if that is earlier.
+# Loads models, generates and fails for a while on every backend at once, and fails if memory,
+# descriptors or threads of a process grow by more than 10 % after the third minute, or after half of
+# the time if that is earlier.
 #     tools/soak.sh [SECONDS [BACKEND...]]
 set -euo pipefail
 
@@ -11,7 +11,7 @@ cd "$ROOT"
 
 seconds=${1:-1200}
 backends=("${@:2}")
-[ ${#backends[@]} -gt 0 ] || backends=(host opencl wgpu)
+[ ${#backends[@]} -gt 0 ] || backends=(reference opencl wgpu)
 settle=$((seconds / 2 < 180 ? seconds / 2 : 180))
 
 work=$(mktemp -d)

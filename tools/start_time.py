@@ -55,7 +55,7 @@ def main():
             os.mkdir(environment[variable])
         runs = [start(command, environment) for _ in range(1 + args.runs)]
     if runs[0][2]["kernels_compiled"] is None:
-        sys.exit("the host interpreter compiles no kernels; choose a device with --backend")
+        sys.exit("the reference interpreter compiles no kernels; choose a device with --backend")
     print("start   first s   cpu s  compiled  cached  prompt tokens")
     for number, (first, cpu, report) in enumerate(runs):
         counts = [report["kernels_compiled"], report["kernels_cached"], report["prompt_tokens"]]

@@ -1,4 +1,4 @@
-//! Loads decoders onto a device or the host.
+//! Loads decoders onto a device or for the interpreter.
 
 mod options;
 mod prepare;
@@ -17,7 +17,7 @@ use crate::cache::Store;
 use crate::error::Result;
 use crate::graph::pass::Target;
 use crate::note::Note;
-use crate::placement::Opened;
+use crate::placement::{BackendChoice, Opened};
 use crate::plan::{Arithmetic, NodeCost};
 use crate::quota::Quota;
 use crate::tensor::DType;
@@ -51,7 +51,7 @@ pub enum Loading<'a> {
 #[derive(Debug)]
 enum Engine {
     Device(DeviceDecoder),
-    Host { decoder: Arc<Decoder>, context: usize },
+    Reference { decoder: Arc<Decoder>, context: usize },
 }
 
 /// A decoder with loaded weights. Its models, one per sequence, share the weights. Each has its own
@@ -67,7 +67,7 @@ pub struct Loaded {
 /// Where a model runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceName {
-    /// `opencl`, `wgpu`, `cpu` or `host`.
+    /// `opencl`, `wgpu`, `cpu` or `reference`.
     pub backend: &'static str,
     /// Device name as reported by the driver.
     pub device: String,
@@ -94,7 +94,8 @@ pub struct Used {
     pub act: &'static str,
     /// KV cache type: `q8` if any cache uses it, else the float type; `None` without a cache.
     pub kv: Option<String>,
-    /// How commands are replayed, named as by the option `--recording`; `None` on the host.
+    /// How commands are replayed, named as by the option `--recording`; `None` for
+    /// the interpreter.
     pub recording: Option<&'static str>,
 }
 
@@ -119,7 +120,7 @@ impl Loaded {
         let context = folder.context(options.context)?;
         let mut notes = Vec::new();
         let engine = match options.place.open()? {
-            Opened::Host { for_want } => {
+            Opened::Reference { for_want } => {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.notes(None));
                 notes.extend(for_want.map(|_| Note::NoDevice));
@@ -127,7 +128,7 @@ impl Loaded {
                 let builder = options.builder(Target::HOST, purpose);
                 let decoder = decoder(folder, options.import(), context, builder, &mut notes)?;
                 let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
-                Engine::Host { decoder, context }
+                Engine::Reference { decoder, context }
             }
             Opened::Device(backend) => {
                 let caps = backend.caps();
@@ -148,8 +149,8 @@ impl Loaded {
     }
 
     /// A tuner for `model.onnx` of `folder`, with the defaults measured; results go to `store`.
-    /// Returns the errors of [`Loaded::new`]. The host, and devices whose times cannot be measured,
-    /// are usage errors.
+    /// Returns the errors of [`Loaded::new`]. The interpreter, and devices whose times cannot be
+    /// measured, are usage errors.
     pub fn tuner<'s>(
         folder: &ModelFolder,
         options: &LoadOptions,
@@ -157,7 +158,7 @@ impl Loaded {
     ) -> Result<Tuner<'s>> {
         options.check()?;
         let _call = options.limits.quota().enter();
-        let lacks = "the host cannot be tuned; use a device";
+        let lacks = "the reference interpreter cannot be tuned; use a device";
         let backend = options.place.open_device(lacks)?;
         options.check_on(backend.caps())?;
         let mut unsaid = Vec::new();
@@ -182,8 +183,8 @@ impl Loaded {
     pub fn place(&self) -> PlaceName {
         match &self.engine {
             Engine::Device(decoder) => PlaceName::of(decoder.caps()),
-            Engine::Host { .. } => PlaceName {
-                backend: "host",
+            Engine::Reference { .. } => PlaceName {
+                backend: BackendChoice::Reference.name(),
                 device: "interpreter".to_owned(),
                 driver: format!("tlite {}", env!("CARGO_PKG_VERSION")),
             },
@@ -216,11 +217,11 @@ impl Loaded {
         })
     }
 
-    /// Running totals of the device over all models; `None` on the host.
+    /// Running totals of the device over all models; `None` for the interpreter.
     pub fn stats(&self) -> Option<Stats> {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.stats()),
-            Engine::Host { .. } => None,
+            Engine::Reference { .. } => None,
         }
     }
 
@@ -228,23 +229,23 @@ impl Loaded {
     pub fn validated_kernels(&self) -> usize {
         match &self.engine {
             Engine::Device(decoder) => decoder.validated_kernels(),
-            Engine::Host { .. } => 0,
+            Engine::Reference { .. } => 0,
         }
     }
 
-    /// See [`super::engine::Planned::costs`]; `None` on the host.
+    /// See [`super::engine::Planned::costs`]; `None` for the interpreter.
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Option<Vec<Vec<NodeCost>>>> {
         match &self.engine {
             Engine::Device(decoder) => decoder.costs(tokens, past).map(Some),
-            Engine::Host { .. } => Ok(None),
+            Engine::Reference { .. } => Ok(None),
         }
     }
 
-    /// Capabilities of the device; `None` on the host.
+    /// Capabilities of the device; `None` for the interpreter.
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.caps()),
-            Engine::Host { .. } => None,
+            Engine::Reference { .. } => None,
         }
     }
 
@@ -252,7 +253,7 @@ impl Loaded {
     pub fn keeps_cache(&self) -> bool {
         match &self.engine {
             Engine::Device(decoder) => decoder.keeps_cache(),
-            Engine::Host { decoder, .. } => decoder.keeps_cache(),
+            Engine::Reference { decoder, .. } => decoder.keeps_cache(),
         }
     }
 
@@ -263,7 +264,7 @@ impl Loaded {
         Ok(match &self.engine {
             Engine::Device(decoder) if kept => Box::new(decoder.model()?),
             Engine::Device(decoder) => Box::new(Uncached::new(decoder.model()?)),
-            Engine::Host { decoder, context } => {
+            Engine::Reference { decoder, context } => {
                 let model = HostModel::new(decoder.clone(), *context)?;
                 if kept {
                     Box::new(model)
@@ -274,13 +275,14 @@ impl Loaded {
         })
     }
 
-    /// A model with an empty cache, for operations that only devices support; `None` on the host.
+    /// A model with an empty cache, for operations that only devices support; `None` for the
+    /// interpreter.
     /// If the decoder has no cache, [truncate](super::LanguageModel::truncate) it to 0 before each
     /// run.
     pub fn device_model(&self) -> Result<Option<DeviceModel>> {
         match &self.engine {
             Engine::Device(decoder) => decoder.model().map(Some),
-            Engine::Host { .. } => Ok(None),
+            Engine::Reference { .. } => Ok(None),
         }
     }
 }

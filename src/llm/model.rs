@@ -87,7 +87,7 @@ impl Model {
         self.loaded.used()
     }
 
-    /// Running totals of the device over all sessions; `None` on the host.
+    /// Running totals of the device over all sessions; `None` for the interpreter.
     pub fn stats(&self) -> Option<Stats> {
         self.loaded.stats()
     }

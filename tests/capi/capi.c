@@ -85,7 +85,7 @@ static void refused_loads(const char *folder) {
     options.backend = "cuda";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(says("cuda"));
-    options.backend = "host";
+    options.backend = "reference";
     options.padding = 7;
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(names_option("padding") && says("7"));
@@ -393,7 +393,7 @@ int main(int argc, char **argv) {
     CHECK(tlite_load_defaults(&options, sizeof options) == 0);
     options.backend = argv[2];
     /* The host has no devices to look for, and loads no drivers, which are no part of what valgrind is to look at. */
-    if (strcmp(argv[2], "host") != 0) {
+    if (strcmp(argv[2], "reference") != 0) {
         options.device = "no such device";
         CHECK(tlite_model_load(argv[1], &options) == NULL);
         CHECK(tlite_last_error_code() == TLITE_ERROR_NO_DEVICE);

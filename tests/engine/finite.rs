@@ -103,7 +103,7 @@ fn logits_that_are_not_finite_are_errors() {
         check(model, &[3, 5, BAD], false, what);
     };
     let host = load(&Target::HOST.with(Logits::Tail));
-    check_both(&mut HostModel::new(host, 64).unwrap(), "host");
+    check_both(&mut HostModel::new(host, 64).unwrap(), "reference");
     for device in devices() {
         for greedy in [true, false] {
             let what = format!("{:?}, greedy {greedy}", device.kind);

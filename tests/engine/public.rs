@@ -17,7 +17,7 @@ use transformer_lite::{
 fn every_option_can_be_written() {
     let options = LoadOptions {
         place: Placement {
-            backend: BackendChoice::Host,
+            backend: BackendChoice::Reference,
             options: OpenOptions {
                 recording: ReplayMode::default(),
                 images: ImageUse::default(),

@@ -281,7 +281,7 @@ fn files_that_are_read_may_change() {
         let options = options(backend, limits);
         Loaded::new(&folder, &options, Purpose::Generation, &mut |_| {})
     };
-    for backend in [BackendChoice::Host, BackendChoice::On(BackendKind::Cpu)] {
+    for backend in [BackendChoice::Reference, BackendChoice::On(BackendKind::Cpu)] {
         let loaded = load(backend, "files=read").unwrap();
         let (mut wanted, mut found) = (Vec::new(), Vec::new());
         loaded.model().unwrap().forward(&[4, 5], &mut wanted).unwrap();

@@ -355,7 +355,7 @@ def disk(work):
         expect(left(folder) == [], command, "left:", left(folder))
         shutil.rmtree(folder / "out")
     reference = work.right(work.generate(work.e0m4))
-    host = ["--backend", "host"]
+    host = ["--backend", "reference"]
     for args, code in (
         # PoCL ends the process itself where its own cache is full, so these run on the host.
         (work.generate(work.e0m4, *host, "--prompt-cache", folder / "prompt"), 1),

@@ -44,7 +44,7 @@ pub fn trials(suite: &mut Suite) {
         host_cases += on_host.len();
         device_cases += on_device.len();
         for case in on_host {
-            suite.add_if(all, SAMPLE, format!("{}@host", case.name()), move || {
+            suite.add_if(all, SAMPLE, format!("{}@reference", case.name()), move || {
                 host_only(&case)
             });
         }

@@ -72,7 +72,7 @@ const DEVICE: f64 = 2e-2;
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
     for (name, layers) in FILES {
-        suite.add(format!("{name}@host"), move || on_host(name, layers));
+        suite.add(format!("{name}@reference"), move || on_host(name, layers));
         for d in &devices {
             let device = d.clone();
             suite.add(format!("{name}@{}", d.label(&devices)), move || {
@@ -84,9 +84,9 @@ pub fn trials(suite: &mut Suite) {
             });
         }
     }
-    suite.add("windows of config.json@host", windows_of_config);
-    suite.add("smollm-uncached@host", || uncached("host"));
-    suite.add("caches that do not come out@host", kept_in);
+    suite.add("windows of config.json@reference", windows_of_config);
+    suite.add("smollm-uncached@reference", || uncached("reference"));
+    suite.add("caches that do not come out@reference", kept_in);
     for d in &devices {
         let (label, device) = (d.label(&devices), d.clone());
         suite.add(format!("windows of masks@{label}"), move || {
@@ -321,7 +321,7 @@ fn windows_of_config() -> Outcome {
     ] {
         let options = LoadOptions {
             place: Placement {
-                backend: BackendChoice::Host,
+                backend: BackendChoice::Reference,
                 ..Placement::default()
             },
             context: Some(context),
@@ -388,7 +388,7 @@ fn uncached(backend: &str) -> Outcome {
         return Err(format!("notes {:?}", loaded.notes()));
     }
     let mut model = loaded.model().text()?;
-    let bound = if backend == "host" { HOST } else { DEVICE };
+    let bound = if backend == "reference" { HOST } else { DEVICE };
     compare(name, model.as_mut(), bound)?;
     let cache = std::path::Path::new("no such file");
     if prompt_cache::load(cache, model.as_mut()).is_ok() {
@@ -416,7 +416,7 @@ fn uncached(backend: &str) -> Outcome {
     let notes = Loaded::new(&folder_, &drafts, Purpose::Generation, &mut |_| ()).text()?;
     let drafts = |n: &Note| matches!(n, Note::NoEffect { option: "drafts", .. });
     let told = notes.notes().iter().any(drafts);
-    if told != (backend != "host") {
+    if told != (backend != "reference") {
         return Err(format!("{backend}: notes of drafts {:?}", notes.notes()));
     }
     let (_dir, other) = folder(name, &json!({"architectures": ["BertForMaskedLM"]}))?;

@@ -44,7 +44,7 @@ pub fn trials(suite: &mut Suite) {
         .collect();
     cases.sort();
     let devices = suite.devices();
-    let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
+    let places: Vec<(String, Option<Device>)> = std::iter::once(("reference".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(&devices), Some(d.clone()))))
         .collect();
     for case in &cases {

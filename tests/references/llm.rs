@@ -40,7 +40,7 @@ type OnModel = Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>;
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
     for architecture in ["llama", "qwen2"] {
-        suite.add(format!("tiny/{architecture}@host"), move || {
+        suite.add(format!("tiny/{architecture}@reference"), move || {
             tiny_host(architecture)
         });
         for d in &devices {
@@ -99,7 +99,7 @@ pub fn trials(suite: &mut Suite) {
 fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
     let model = Arc::new(model.to_owned());
     let dir = model.clone();
-    suite.add_in(Tier::Nightly, "real/answers@host", move || {
+    suite.add_in(Tier::Nightly, "real/answers@reference", move || {
         answers::agree(&dir, None)
     });
     for d in devices {

@@ -128,7 +128,7 @@ pub fn trials(suite: &mut Suite) {
     let files: Vec<CaseFiles> = SETS.iter().flat_map(|set| cases(&folder, set)).collect();
     let tally: Arc<Mutex<Tally>> = Arc::default();
     let devices = suite.devices();
-    let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
+    let places: Vec<(String, Option<Device>)> = std::iter::once(("reference".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(&devices), Some(d.clone()))))
         .collect();
     for (place, device) in &places {
@@ -540,12 +540,12 @@ impl Expected {
     }
 }
 
-/// The name of a trial with its place, which the host's have not.
+/// The name of a trial with its place, which those of the interpreter have not.
 fn with_place(name: &str) -> String {
     if name.contains('@') {
         name.to_owned()
     } else {
-        format!("{name}@host")
+        format!("{name}@reference")
     }
 }
 

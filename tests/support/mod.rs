@@ -150,7 +150,7 @@ pub fn failed_in_a_line(output: &Output, code: i32, variant: &str, values: &[&st
 /// Options with which `tlite generate` adds two tokens to a model of made-up weights.
 pub const TWO_TOKENS: [&str; 9] = [
     "--backend",
-    "host",
+    "reference",
     "--raw",
     "--prompt",
     "hello",

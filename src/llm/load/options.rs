@@ -131,7 +131,7 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// Usage errors: numbers out of range, types that the host does not support.
+    /// Usage errors: numbers out of range, types that the interpreter does not support.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |name: &str, what: String| Err(Error::usage(name, what));
         if self.context == Some(0) {
@@ -154,7 +154,7 @@ impl LoadOptions {
         if let Some(other) = self.float.filter(|f| !matches!(f, DType::F16 | DType::F32)) {
             return wrong("float", format!("{other} is not valid; expected f16 or f32"));
         }
-        if self.place.backend == BackendChoice::Host {
+        if self.place.backend == BackendChoice::Reference {
             if let Some(lacking) = self.device_only().next() {
                 return Err(lacking.refusal());
             }
@@ -163,7 +163,7 @@ impl LoadOptions {
         Ok(())
     }
 
-    /// What the host does not support.
+    /// What the interpreter does not support.
     pub(super) fn device_only(&self) -> impl Iterator<Item = DeviceOnly> {
         let all = [
             (self.float == Some(DType::F16), DeviceOnly::F16),

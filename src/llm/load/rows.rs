@@ -54,15 +54,15 @@ pub struct LoadedRows {
 impl LoadedRows {
     /// Loads `model.onnx` of `folder`. Returns the usage errors of
     /// [`Loaded::new`](super::Loaded::new), and an error of kind [`ErrorKind::Unsupported`] if the
-    /// model or the host cannot run several sequences in common steps.
+    /// model or the interpreter cannot run several sequences in common steps.
     pub fn new(folder: &ModelFolder, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
         options.check()?;
         batch.check()?;
         let _call = options.limits.quota().enter();
         let backend = match options.place.open()? {
             Opened::Device(backend) => backend,
-            Opened::Host { .. } => {
-                let what = "the backend host runs one sequence at a time; choose another";
+            Opened::Reference { .. } => {
+                let what = "the backend reference runs one sequence at a time; choose another";
                 return Err(Error::other(Stage::Plan, what).of_kind(ErrorKind::Unsupported));
             }
         };

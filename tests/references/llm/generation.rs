@@ -26,7 +26,7 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// The trials for the host and for `devices`.
 pub fn trials(suite: &mut Suite, devices: &[Device]) {
-    let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
+    let places: Vec<(String, Option<Device>)> = std::iter::once(("reference".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(devices), Some(d.clone()))))
         .collect();
     type Work = fn(Option<&Device>) -> Outcome;

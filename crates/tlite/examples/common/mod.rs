@@ -19,12 +19,14 @@ pub type AnyError = Box<dyn std::error::Error>;
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum On {
-    /// The first OpenCL device, else the first of wgpu, else the host
+    /// The first OpenCL device, else the first of wgpu, else the interpreter
     #[default]
     Auto,
     Opencl,
     Wgpu,
-    Host,
+    /// The reference interpreter
+    #[value(alias = "host")]
+    Reference,
 }
 
 /// Options of all examples.
@@ -85,7 +87,7 @@ impl Common {
     fn open(&self) -> Result<Option<Box<dyn Backend>>, AnyError> {
         let options = backend::OpenOptions::of(self.device.as_deref());
         match self.backend {
-            On::Host => Ok(None),
+            On::Reference => Ok(None),
             On::Opencl => Ok(Some(devices::open(BackendKind::OpenCl, &options)?)),
             On::Wgpu => Ok(Some(devices::open(BackendKind::Wgpu, &options)?)),
             On::Auto => {

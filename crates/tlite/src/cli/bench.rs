@@ -127,7 +127,7 @@ pub struct Args {
 /// The object of `tlite bench --json`.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub(super) struct Report<'a> {
-    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `reference`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

@@ -37,9 +37,11 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
                 format!("First backend ({names}) with a GPU; else `cpu`")
             }
             BackendChoice::On(kind) => kind.about().to_owned(),
-            BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
+            BackendChoice::Reference => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
         };
-        value(v, v.name(), help)
+        let (v, possible) = value(v, v.name(), help);
+        let hidden = (v == BackendChoice::Reference).then_some("host");
+        (v, possible.aliases(hidden))
     }))
 }
 

@@ -16,6 +16,7 @@ use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::{quantity, size_text};
+use transformer_lite::unstable::placement::BackendChoice;
 use transformer_lite::unstable::probe::{self, Probe, store};
 
 const EXAMPLES: &str = "\
@@ -53,7 +54,7 @@ pub struct Args {
 /// A device. Unknown values are null.
 #[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Row {
-    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `reference`.
     backend: &'static str,
     /// Name of the device.
     device: String,
@@ -136,10 +137,10 @@ impl From<Caps> for Row {
 }
 
 /// The reference interpreter, which has no driver and no limits.
-fn host() -> Row {
+fn reference() -> Row {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     Row {
-        backend: "host",
+        backend: BackendChoice::Reference.name(),
         device: format!("{} CPU, {threads} threads", std::env::consts::ARCH),
         driver: concat!("tlite ", env!("CARGO_PKG_VERSION")).to_owned(),
         kind: DeviceKind::Cpu,
@@ -198,9 +199,9 @@ fn report(
             why,
         });
     }
-    let host = host();
-    if asked.is_none_or(|a| backend::is_called([&host.device, &host.driver], a)) {
-        report.devices.push(host);
+    let reference = reference();
+    if asked.is_none_or(|a| backend::is_called([&reference.device, &reference.driver], a)) {
+        report.devices.push(reference);
     }
     match asked {
         Some(asked) if report.devices.is_empty() => {
@@ -369,7 +370,7 @@ impl Report {
                 let kept = if keeps { "kept" } else { "not kept by the driver" };
                 let _ok = writeln!(out, "  NaN and infinities: {kept}");
             }
-            if row.backend != "host" {
+            if row.backend != BackendChoice::Reference.name() {
                 let _ok = writeln!(
                     out,
                     "  f16 arithmetic: {}",
@@ -483,7 +484,7 @@ mod tests {
         assert_eq!(found, known);
         let starts: Vec<&str> = text.lines().filter(|l| !l.starts_with(' ')).collect();
         let names: Vec<&str> = starts.iter().filter_map(|l| l.split(": ").next()).collect();
-        assert_eq!(names, ["wgpu", "host", "opencl", "cpu"]);
+        assert_eq!(names, ["wgpu", "reference", "opencl", "cpu"]);
     }
 
     #[test]
@@ -515,7 +516,7 @@ mod tests {
         assert_eq!(json["devices"][0]["backend"], "wgpu");
         assert_eq!(json["devices"][0]["kind"], "discrete");
         assert!(json["devices"][0]["memory_bytes"].is_null());
-        assert_eq!(json["devices"][1]["backend"], "host");
+        assert_eq!(json["devices"][1]["backend"], "reference");
         assert_eq!(
             json["absent"][0],
             serde_json::json!({"backend": "opencl", "why": "no library"})
@@ -620,8 +621,8 @@ mod tests {
         assert_eq!((found.devices.len(), found.absent.len()), (2, 0), "{found:?}");
         assert!(found.devices.iter().all(|d| d.device == "Card"), "{found:?}");
         assert_eq!(names.into_inner(), ["Card#1", "Card#2"]);
-        let host = report(lists, Some("tlite"), &|_, _, caps| caps.into()).unwrap();
-        assert_eq!((host.devices.len(), host.absent.len()), (1, 2));
+        let interpreter = report(lists, Some("tlite"), &|_, _, caps| caps.into()).unwrap();
+        assert_eq!((interpreter.devices.len(), interpreter.absent.len()), (1, 2));
         let e = report(two, Some("none such"), &|_, _, caps| caps.into()).unwrap_err();
         assert!(e.is_usage());
         assert!(

@@ -101,7 +101,7 @@ fn stop(finish: Finish) -> &'static str {
 /// The object of `tlite generate --json`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct Report<'a> {
-    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `reference`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,
@@ -134,9 +134,9 @@ pub(super) struct Report<'a> {
     drafted_tokens: usize,
     /// Those of them that the model accepted.
     accepted_tokens: usize,
-    /// Kernels compiled in this run; null on the host.
+    /// Kernels compiled in this run; null for the interpreter.
     kernels_compiled: Option<u64>,
-    /// Kernels taken from the cache; null on the host.
+    /// Kernels taken from the cache; null for the interpreter.
     kernels_cached: Option<u64>,
     /// Kernels checked against the reference in this run.
     kernels_checked: usize,

@@ -41,11 +41,12 @@ pub fn model_folder(
     ModelFolder::holding(option, &path, needed)
 }
 
-/// Opens the device that `options` name; `None` is the host. A note says so if `auto` chose it.
+/// Opens the device that `options` name; `None` is the interpreter. A note says so if `auto` chose
+/// it.
 pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     match options.placement().open()? {
         Opened::Device(backend) => Ok(Some(backend)),
-        Opened::Host { for_want } => {
+        Opened::Reference { for_want } => {
             if for_want.is_some() {
                 warning(NO_DEVICE);
             }
@@ -55,8 +56,8 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
 }
 
 /// Names everything that decides about the last bits of what a model computes with `options`:
-/// device, driver, and storage of activations. If the backend is left open and it is the host,
-/// `options` name the host from here on. Errors are those of [`open`].
+/// device, driver, and storage of activations. If the backend is left open and it is the
+/// interpreter, `options` name it from here on. Errors are those of [`open`].
 pub fn place(options: &mut ExecOptions) -> Result<String> {
     let float = options.on.storage_type(options.precision.float)?;
     let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
@@ -66,7 +67,7 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
             format!("{}, {}, {}, in {float}", caps.backend, caps.device, caps.driver)
         }
         None => {
-            options.on.backend = BackendChoice::Host;
+            options.on.backend = BackendChoice::Reference;
             "the host".to_owned()
         }
     })
@@ -114,7 +115,8 @@ impl fmt::Display for LoadTime {
 }
 
 /// Said when `auto` finds no device.
-const NO_DEVICE: &str = "no device found (see `tlite devices`); running on the host, which is slow";
+const NO_DEVICE: &str =
+    "no device found (see `tlite devices`); running on the reference interpreter, which is slow";
 
 /// How often it reports.
 const SIGN: Duration = Duration::from_secs(15);

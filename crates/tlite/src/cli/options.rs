@@ -170,17 +170,17 @@ impl DeviceOptions {
         }
     }
 
-    /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which
-    /// keeps the model's types.
+    /// Storage type of activations, if `float` is given. A usage error for f16 on the
+    /// interpreter, which keeps the model's types.
     pub fn storage_type(&self, float: Option<DType>) -> Result<Option<DType>> {
         match (float, self.backend) {
-            (Some(DType::F16), BackendChoice::Host) => Err(DeviceOnly::F16.refusal()),
+            (Some(DType::F16), BackendChoice::Reference) => Err(DeviceOnly::F16.refusal()),
             _ => Ok(float),
         }
     }
 }
 
-/// Notes that `--float f16` has no effect when `auto` chose the host.
+/// Notes that `--float f16` has no effect when `auto` chose the interpreter.
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
         note(&DeviceOnly::F16.note().to_string());

@@ -65,7 +65,7 @@ pub struct Args {
 /// The object of `tlite perplexity --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Object<'a> {
-    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `reference`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,
@@ -317,7 +317,7 @@ mod tests {
         };
         let report = evaluate(&mut model, Some(&mut reference), &text, &options, &mut |_| ()).unwrap();
         let on = PlaceName {
-            backend: "host",
+            backend: "reference",
             device: "d".to_owned(),
             driver: "v".to_owned(),
         };

@@ -8,7 +8,7 @@ use super::measuring::{check_no_bind, check_no_decoder};
 use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
 use super::output::{fitted_table, note, print_report, titled};
 use super::random::{RandomOptions, Source};
-use super::roofline::{HOST_LACKS, device, flops_text, work_table};
+use super::roofline::{REFERENCE_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::inspect::{self, model_file};
 use crate::roofline::measured::{KernelTime, Measured, Profile, trace};
@@ -160,7 +160,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
         &mut |_| (),
     )?;
     let Some(mut model) = loaded.device_model()? else {
-        return Err(Error::usage("--backend", HOST_LACKS));
+        return Err(Error::usage("--backend", REFERENCE_LACKS));
     };
     if let (false, Some(_)) = (loaded.keeps_cache(), args.past) {
         return Err(Error::usage("--past", "the model has no KV cache"));

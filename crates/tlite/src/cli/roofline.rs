@@ -91,14 +91,15 @@ pub(super) struct Report<'a> {
     work: Vec<Work>,
 }
 
-/// Why the host is refused.
-pub(super) const HOST_LACKS: &str =
-    "roofline and profile need a device; the host interpreter cannot be measured";
+/// Why the interpreter is refused.
+pub(super) const REFERENCE_LACKS: &str =
+    "roofline and profile need a device; the reference interpreter cannot be measured";
 
-/// Capabilities and measurements of the device that `options` name. A usage error on the host.
+/// Capabilities and measurements of the device that `options` name. A usage error for the
+/// interpreter.
 pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
     let place = options.on.placement();
-    let mut backend = place.open_device(HOST_LACKS)?;
+    let mut backend = place.open_device(REFERENCE_LACKS)?;
     let kept = options.on.cache.probes();
     let probe = store::of_device(backend.as_mut(), kept.as_ref(), &mut note)?;
     Ok((backend.caps().clone(), probe))

@@ -153,8 +153,8 @@ impl Args {
         if let Some(option) = self.picture.given().filter(|_| !pictures) {
             return Err(Error::usage(option, "no input is a picture (.png or .jpg)"));
         }
-        if self.profile && self.on.backend == BackendChoice::Host {
-            let what = "needs a device; the host interpreter has no kernels to time";
+        if self.profile && self.on.backend == BackendChoice::Reference {
+            let what = "needs a device; the reference interpreter has no kernels to time";
             return Err(Error::usage("--profile", what));
         }
         Ok(())
@@ -382,7 +382,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let summaries = summarized(args, labels.as_ref(), &outputs)?;
     suggest(args, &runner, &given, &outputs);
-    // On the host activations are in f32.
+    // The interpreter keeps activations in f32.
     let half = float == Some(DType::F16) && runner.caps().is_some();
     let tolerance = args.tolerance.unwrap_or(if half { 2e-2 } else { 1e-3 });
     let compare = match &args.compare {
@@ -391,11 +391,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let caps = runner.caps();
     let plan = runner.plan();
-    let host = || "host".to_owned();
     let report = Report {
         model: file,
-        backend: caps.map_or_else(host, |c| c.backend.to_owned()),
-        device: caps.map_or_else(host, |c| c.device.clone()),
+        backend: caps
+            .map_or(BackendChoice::Reference.name(), |c| c.backend)
+            .to_owned(),
+        device: caps.map_or_else(|| "host".to_owned(), |c| c.device.clone()),
         driver: caps.map_or_else(|| "interpreter".to_owned(), |c| c.driver.clone()),
         load_ms,
         first_ms,

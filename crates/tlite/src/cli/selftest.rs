@@ -93,14 +93,14 @@ type Devices = (Vec<Box<dyn Backend>>, Vec<String>);
 /// The devices to check.
 fn devices(on: &DeviceOptions) -> Result<Devices> {
     let place = on.placement();
-    if on.backend == BackendChoice::Host {
-        let what = "the host is the reference itself; choose another backend";
+    if on.backend == BackendChoice::Reference {
+        let what = "the reference cannot be compared with itself; choose another backend";
         return Err(Error::usage("--backend", what));
     }
     if on.backend != BackendChoice::Auto || on.device.is_some() {
         return match place.open()? {
             Opened::Device(backend) => Ok((vec![backend], Vec::new())),
-            Opened::Host { .. } => Err(Error::usage("--backend", "no device found")),
+            Opened::Reference { .. } => Err(Error::usage("--backend", "no device found")),
         };
     }
     let (mut found, mut absent) = (Vec::new(), Vec::new());

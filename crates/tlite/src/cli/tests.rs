@@ -104,11 +104,17 @@ fn wrong_values_get_no_misleading_tip() {
     assert_eq!(e.get(ContextKind::SuggestedValue), None);
     let text = e.to_string();
     assert!(
-        ["auto", "opencl", "wgpu", "cpu", "host"]
+        ["auto", "opencl", "wgpu", "cpu", "reference"]
             .iter()
             .all(|b| text.contains(b)),
         "{text}"
     );
+}
+
+#[test]
+fn host_is_a_hidden_name_of_the_reference() {
+    let parsed = command().try_get_matches_from(["tlite", "generate", "m", "hi", "--backend", "host"]);
+    assert!(parsed.is_ok());
 }
 
 #[test]

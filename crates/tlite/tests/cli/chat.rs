@@ -117,7 +117,7 @@ impl Chat {
         command
             .arg("chat")
             .arg(model)
-            .args(["--backend", "host", "--temp", "0", "--logit-bias", A])
+            .args(["--backend", "reference", "--temp", "0", "--logit-bias", A])
             .args(start.options)
             .current_dir(start.home)
             .env("HOME", start.home)
@@ -641,7 +641,7 @@ fn signals_end_a_piped_chat_and_other_answers() {
         let mut child = tlite_testing::command()
             .args(command)
             .arg(&model)
-            .args(["--backend", "host", "--temp", "0", "--logit-bias", A])
+            .args(["--backend", "reference", "--temp", "0", "--logit-bias", A])
             .args(["-q", "--context-shift", "-n", "100000"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -120,7 +120,7 @@ fn wrong_usage() {
     fails(
         &["generate", "m", "--prompt", "x", "--backend", "cuda"],
         2,
-        &["cuda", "opencl", "wgpu", "host", "auto"],
+        &["cuda", "opencl", "wgpu", "reference", "auto"],
     );
     fails(
         &["generate", "m", "--prompt", "x", "--raw", "--system", "y"],
@@ -272,7 +272,7 @@ fn devices() {
     let output = tlite(&["devices"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = String::from_utf8(output.stdout).unwrap();
-    for backend in ["opencl: ", "wgpu: ", "host: "] {
+    for backend in ["opencl: ", "wgpu: ", "reference: "] {
         assert!(
             text.lines().any(|l| l.starts_with(backend)),
             "{backend} in {text}"
@@ -288,7 +288,7 @@ fn devices() {
             .collect()
     };
     let (devices, absent) = (named("devices"), named("absent"));
-    assert!(devices.contains(&"host".to_owned()));
+    assert!(devices.contains(&"reference".to_owned()));
     for backend in ["opencl", "wgpu"].map(str::to_owned) {
         assert!(
             devices.contains(&backend) != absent.contains(&backend),

@@ -318,7 +318,7 @@ fn wrong_questions() {
             &["--bounds", "[N, 8]", "N=9000000000000000000"],
         ),
         (&["--context", "0"], &["--context"]),
-        (&["--backend", "host"], &["--backend"]),
+        (&["--backend", "reference"], &["--backend"]),
         (&["--json", "--nodes"], &["--nodes"]),
     ] {
         refused(&model, more, words);
@@ -400,7 +400,13 @@ fn ranks_and_names_of_any_length_are_shown() {
         let model = named(dir.path(), name, rank);
         let text = stdout(&inspect(&model, &["--verbose", "--nodes"]));
         assert!(carries(&text, name), "a name of {} bytes", name.len());
-        let run = ["run", model.to_str().unwrap(), "--random", "--backend", "host"];
+        let run = [
+            "run",
+            model.to_str().unwrap(),
+            "--random",
+            "--backend",
+            "reference",
+        ];
         stdout(&tlite(&run));
     }
 }

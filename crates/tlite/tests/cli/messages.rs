@@ -130,14 +130,21 @@ fn folders(s: &mut Snapshot) {
     s.command("File in place of a folder", &["chat", "words/tokenizer.json"]);
     copied(&model, &s.at("plain"));
     std::fs::remove_file(s.at("plain/tokenizer_config.json")).unwrap();
-    let args = ["chat", "plain", "--backend", "host"];
+    let args = ["chat", "plain", "--backend", "reference"];
     s.command("Model without a chat template", &args);
     copied(&model, &s.at("strict"));
     s.write(
         "strict/chat_template.jinja",
         "{{ raise_exception('system messages are not supported') }}",
     );
-    let args = ["generate", "strict", "--prompt", "hello", "--backend", "host"];
+    let args = [
+        "generate",
+        "strict",
+        "--prompt",
+        "hello",
+        "--backend",
+        "reference",
+    ];
     s.command("Chat template that refuses a message", &args);
 }
 
@@ -171,7 +178,7 @@ fn onnx_files(s: &mut Snapshot) {
     std::fs::create_dir(&dir).unwrap();
     let weight = HostTensor::from_f32(&[4095, 8], &vec![1.0; 4095 * 8]).unwrap();
     one_node(&dir, &fixed, "MatMul", "/layers.3/attn/MatMul", Some(&weight));
-    let run = |model| ["run", model, "--random", "--backend", "host"];
+    let run = |model| ["run", model, "--random", "--backend", "reference"];
     s.command("Shapes that do not fit", &run("mismatch"));
     let dir = s.at("operator");
     std::fs::create_dir(&dir).unwrap();
@@ -181,10 +188,13 @@ fn onnx_files(s: &mut Snapshot) {
     std::fs::create_dir(&dir).unwrap();
     one_node(&dir, &["batch".into(), Size::Fixed(8)], "Relu", "relu", None);
     s.command("Sizes that are not given", &run("open"));
-    s.command("Input that is not given", &["run", "open", "--backend", "host"]);
+    s.command(
+        "Input that is not given",
+        &["run", "open", "--backend", "reference"],
+    );
     s.command(
         "Input that the model does not have",
-        &["run", "open", "--backend", "host", "--input", "y=x.npy"],
+        &["run", "open", "--backend", "reference", "--input", "y=x.npy"],
     );
     let whole = std::fs::read(s.at("open/model.onnx")).unwrap();
     s.write("damaged/model.onnx", &whole[..whole.len() / 2]);
@@ -196,7 +206,7 @@ fn onnx_files(s: &mut Snapshot) {
 }
 
 fn options(s: &mut Snapshot) {
-    let generate = ["generate", "tiny", "--raw", "--backend", "host"];
+    let generate = ["generate", "tiny", "--raw", "--backend", "reference"];
     let with = |more: &[&'static str]| [&generate[..], more].concat();
     s.command("Option out of range", &with(&["--prompt", "x", "--top-p", "2"]));
     s.command("Unknown backend", &["bench", "tiny", "--backend", "cuda"]);
@@ -210,7 +220,7 @@ fn options(s: &mut Snapshot) {
         &with(&["--prompt", "x", "--context", "1000000"]),
     );
     s.command(
-        "Option that the host does not have",
+        "Option that the reference interpreter does not have",
         &with(&["--prompt", "x", "--slice-ms", "5"]),
     );
     let cached = [
@@ -231,7 +241,15 @@ fn options(s: &mut Snapshot) {
     let whole = std::fs::read(s.at("kept")).unwrap();
     let (_dir, other) = tiny_model("qwen2", Traits::default());
     copied(&other, &s.at("other"));
-    let args = ["generate", "other", "--raw", "--backend", "host", "--prompt", "x"];
+    let args = [
+        "generate",
+        "other",
+        "--raw",
+        "--backend",
+        "reference",
+        "--prompt",
+        "x",
+    ];
     s.command(
         "Prompt cache of another model",
         &[&args[..], &["--prompt-cache", "kept"]].concat(),
@@ -266,7 +284,7 @@ fn notes(s: &mut Snapshot) {
     let priority = Note::NoEffect {
         option: "priority",
         value: "high".to_owned(),
-        reason: Unused::Host,
+        reason: Unused::Reference,
     };
     s.said("Note: an option without effect", &priority);
     let shorter = Note::ShorterContext {

@@ -156,7 +156,7 @@ fn every_command_takes_a_gguf_file() {
         "bench",
         gguf,
         "--backend",
-        "host",
+        "reference",
         "--prefill",
         "4",
         "--decode",
@@ -164,12 +164,22 @@ fn every_command_takes_a_gguf_file() {
         "--repeat",
         "1",
     ]);
-    place.runs(&["perplexity", gguf, "--backend", "host", "--text", text(&words)]);
+    place.runs(&[
+        "perplexity",
+        gguf,
+        "--backend",
+        "reference",
+        "--text",
+        text(&words),
+    ]);
     // These measure devices, and say so only after they found the model.
     for command in ["profile", "roofline", "tune"] {
-        let e = place.run(&[command, gguf, "--backend", "host"]);
+        let e = place.run(&[command, gguf, "--backend", "reference"]);
         let e = String::from_utf8(e.stderr).unwrap();
-        assert!(e.contains("host") && !e.contains("tiny.gguf"), "{command}: {e}");
+        assert!(
+            e.contains("reference") && !e.contains("tiny.gguf"),
+            "{command}: {e}"
+        );
     }
     let entry = place.store.find("tiny").unwrap().unwrap();
     let (first, _) = place.runs(&["inspect", text(entry.folder()), "--json"]);

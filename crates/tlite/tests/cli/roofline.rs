@@ -297,8 +297,11 @@ fn wrong_questions_are_refused() {
         &["--device", "nosuch"],
     );
     at(&["roofline", "/no/such"], &["MODEL", "/no/such"]);
-    at(&["roofline", small, "--backend", "host"], &["--backend", "host"]);
-    at(&["profile", small, "--backend", "host"], &["--backend"]);
+    at(
+        &["roofline", small, "--backend", "reference"],
+        &["--backend", "reference"],
+    );
+    at(&["profile", small, "--backend", "reference"], &["--backend"]);
     at(
         &["profile", small, "--html", "/no/such/folder/x.html"],
         &["--html"],

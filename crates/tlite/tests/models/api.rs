@@ -28,7 +28,7 @@ pub fn trials(suite: &mut Suite) {
             move || executors_share_weights(&device),
         );
     }
-    let mut places = vec![BackendChoice::Host];
+    let mut places = vec![BackendChoice::Reference];
     for choice in BackendKind::ALL.map(BackendChoice::On) {
         if devices.iter().any(|d| d.kind.to_string() == choice.name()) {
             places.push(choice);
@@ -43,7 +43,7 @@ pub fn trials(suite: &mut Suite) {
     suite.add("loads_that_are_refused", refused);
     suite.add("c_header", c::header);
     suite.add("c_header_in_old_c_and_in_cpp", c::header_in_old_c_and_in_cpp);
-    suite.add("c@host_under_valgrind", c::under_valgrind);
+    suite.add("c@reference_under_valgrind", c::under_valgrind);
 }
 
 fn options(place: BackendChoice) -> LoadOptions {
@@ -72,7 +72,7 @@ fn batches(place: BackendChoice) -> Outcome {
         .notes()
         .iter()
         .any(|n| matches!(n, Note::OneSequence { .. }));
-    equal(&in_turns, &(place == BackendChoice::Host))?;
+    equal(&in_turns, &(place == BackendChoice::Reference))?;
     let prompts = ["one two", "one two three", "two", "three one two"];
     let submit = |prompt: &&str| {
         let request = Request {
@@ -100,7 +100,7 @@ fn batches(place: BackendChoice) -> Outcome {
         ..BeamOptions::default()
     };
     match batcher.beam_search(prompts[0], &search) {
-        Err(e) if in_turns => refusal(&e, ErrorKind::Unsupported, &["host"]),
+        Err(e) if in_turns => refusal(&e, ErrorKind::Unsupported, &["reference"]),
         beams => equal(&beams.text()?[0].text, &text(&mut session, prompts[0], 12)?),
     }
 }
@@ -290,7 +290,7 @@ fn in_threads(place: BackendChoice) -> Outcome {
 
 fn refused() -> Outcome {
     let (_dir, folder) = speaking_model();
-    let host = || options(BackendChoice::Host);
+    let host = || options(BackendChoice::Reference);
     let refused = |path: &Path, options: &LoadOptions, option: &str, values: &[&str]| {
         let Err(e) = Model::load(path, options) else {
             return Err(format!("loaded, expected an error of {option:?}"));

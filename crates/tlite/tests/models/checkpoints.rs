@@ -545,7 +545,7 @@ fn kept_codes(op: &str, device: &Device) -> Outcome {
         Ok(y.to_f32().text()?.into_owned())
     };
     let wanted = run(&input, None)?;
-    close("host", &wanted, &run(&output, None)?, 1e-3)?;
+    close("reference", &wanted, &run(&output, None)?, 1e-3)?;
     close("device", &wanted, &run(&output, Some(device))?, DEVICE)
 }
 
@@ -563,7 +563,7 @@ pub fn trials(suite: &mut Suite) {
     for case in &all {
         let name = &case.family.name;
         let this = case.clone();
-        suite.add(format!("{name}@host"), move || on_host(&this));
+        suite.add(format!("{name}@reference"), move || on_host(&this));
         for d in &devices {
             let (this, device) = (case.clone(), d.clone());
             suite.add(format!("{name}@{}", d.label(&devices)), move || {

@@ -104,7 +104,7 @@ pub fn trials(suite: &mut Suite) {
     });
     let devices = suite.devices();
     let names = devices.iter().map(|d| d.kind.name());
-    for backend in names.chain(["host"]) {
+    for backend in names.chain(["reference"]) {
         for (target, input) in [
             ("models", Input::Model(&["run", "--random"])),
             ("template", Input::Template),

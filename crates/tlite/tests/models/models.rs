@@ -218,7 +218,7 @@ pub fn trials(suite: &mut Suite) {
             not_made(suite, real.name, "tools/export_clip.py");
             continue;
         }
-        suite.add(format!("{}@host", real.name), move || on_host(&path, real));
+        suite.add(format!("{}@reference", real.name), move || on_host(&path, real));
         for d in &devices {
             let label = d.label(&devices);
             let types = d.caps.profile.storage_types();
@@ -240,7 +240,7 @@ pub fn trials(suite: &mut Suite) {
         }
     }
     let path = file(DECODER);
-    suite.add(format!("{DECODER}@host"), move || {
+    suite.add(format!("{DECODER}@reference"), move || {
         decoder_of_integers(&path, None)
     });
     for d in &devices {
@@ -263,7 +263,9 @@ pub fn trials(suite: &mut Suite) {
                 greedy_tokens(&path, greedy, Some(&device))
             });
         }
-        suite.add(format!("{name}@host"), move || greedy_tokens(&path, greedy, None));
+        suite.add(format!("{name}@reference"), move || {
+            greedy_tokens(&path, greedy, None)
+        });
     }
 }
 

@@ -91,7 +91,7 @@ struct Talk<'a> {
 struct About {
     model: String,
     place: String,
-    /// Memory use; unknown on the host.
+    /// Memory use; unknown for the interpreter.
     memory: Option<String>,
 }
 

@@ -17,7 +17,7 @@ use transformer_lite::unstable::tensor::HostTensor;
 pub struct Report {
     /// The model file.
     pub model: PathBuf,
-    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `reference`.
     pub backend: String,
     /// Name of the device.
     pub device: String,
@@ -352,7 +352,7 @@ fn head(report: &Report) -> String {
         "{} on {}\nloaded in {:.0} ms, first run {:.1} ms{}",
         report.model.display(),
         match report.backend.as_str() {
-            "host" => "the host".to_owned(),
+            "reference" => "the reference interpreter".to_owned(),
             b => format!("{} ({b})", report.device),
         },
         report.load_ms,

@@ -38,7 +38,7 @@ fn divergence(out: &Path, model: &Path, tokens: &str) -> f64 {
         TEXT,
         "--json",
     ];
-    let output = tlite(&[&base[..], &["--backend", "host", "--tokens", tokens]].concat());
+    let output = tlite(&[&base[..], &["--backend", "reference", "--tokens", tokens]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     found["kl_mean"].as_f64().unwrap()
@@ -50,7 +50,7 @@ const LEARN: [&str; 6] = [
     "--calibration-tokens",
     "600",
     "--backend",
-    "host",
+    "reference",
 ];
 
 #[test]
@@ -206,7 +206,7 @@ fn a_calibration_gives_the_same_bytes_again() {
                 "--calibration-tokens",
                 "200",
             ];
-            quantized(&model, &out, &[&learn[..], &["--backend", "host"]].concat());
+            quantized(&model, &out, &[&learn[..], &["--backend", "reference"]].concat());
             let read = |file: &str| std::fs::read(out.join(file)).unwrap();
             (read("model.onnx"), read("model.onnx.data"))
         };
@@ -223,7 +223,7 @@ fn calibrations_that_cannot_be_used() {
         fails(&[&base[..], more].concat(), code, values);
         assert!(!out.exists());
     };
-    let learn = ["--calibration", TEXT, "--backend", "host"];
+    let learn = ["--calibration", TEXT, "--backend", "reference"];
     refused(&model, &["--method", "gptq"], 2, &["--calibration", "gptq"]);
     refused(&model, &["--method", "awq"], 2, &["--calibration", "awq"]);
     refused(
@@ -248,11 +248,11 @@ fn calibrations_that_cannot_be_used() {
         "--calibration",
         path(&empty),
         "--backend",
-        "host",
+        "reference",
     ];
     refused(&model, &args, 2, &["--calibration", "0"]);
     let halves = [&["--method", "gptq", "--float", "f16"][..], &learn].concat();
-    refused(&model, &halves, 2, &["--float", "host"]);
+    refused(&model, &halves, 2, &["--float", "reference"]);
     // A graph without a cache, in a folder with a tokenizer.
     let other = onnx_folder();
     let input = other.path().join("in");

@@ -39,7 +39,11 @@ fn selftest_checks_a_case_of_each_kernel() {
 
 #[test]
 fn selftest_of_nothing_is_wrong_usage() {
-    fails(&["selftest", "--backend", "host"], 2, &["--backend", "host"]);
+    fails(
+        &["selftest", "--backend", "reference"],
+        2,
+        &["--backend", "reference"],
+    );
     // Without any device the error is about that.
     let name: &[&str] = if backends().is_empty() { &[] } else { &["nosuch"] };
     fails(
@@ -114,9 +118,9 @@ fn tune_keeps_what_is_fastest() {
 fn tune_without_a_device_is_wrong_usage() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     fails(
-        &["tune", path(&model), "--backend", "host"],
+        &["tune", path(&model), "--backend", "reference"],
         2,
-        &["--backend", "host"],
+        &["--backend", "reference"],
     );
     fails(&["tune", path(&model), "--seconds", "0"], 2, &["--seconds"]);
     fails(&["tune", "/no/such/model"], 2, &["/no/such/model"]);
@@ -155,7 +159,7 @@ fn what_a_backend_cannot_is_wrong_usage() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     let backends = backends();
     let others = backends.iter().map(String::as_str).filter(|b| *b != "opencl");
-    for backend in others.chain(["host"]) {
+    for backend in others.chain(["reference"]) {
         for (option, value) in [("--slice-ms", "5"), ("--images", "1d"), ("--recording", "qcom")] {
             let args = [
                 "generate",
@@ -277,7 +281,7 @@ fn made_up_models_are_measured() {
     fails(&["bench", "m", "--layers", "1"], 2, &["--layers", "--random"]);
     fails(&with(&["--layers", "31"]), 2, &["--layers", "smollm2-135m", "30"]);
     fails(&with(&["--group-size", "12"]), 2, &["--group-size"]);
-    fails(&with(&["--backend", "host"]), 2, &["--backend", "device"]);
+    fails(&with(&["--backend", "reference"]), 2, &["--backend", "device"]);
 }
 
 /// Ctrl-C at any time shows what there is.

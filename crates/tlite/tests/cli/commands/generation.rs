@@ -16,7 +16,7 @@ fn raw_prompt(model: &Path) -> [&str; 7] {
         "--prompt",
         "x",
         "--backend",
-        "host",
+        "reference",
     ]
 }
 
@@ -29,7 +29,7 @@ fn generate(model: &Path, more: &[&str]) -> serde_json::Value {
         "--prompt",
         "hello world",
         "--backend",
-        "host",
+        "reference",
         "--max-tokens",
         "30",
         "--temperature",
@@ -72,7 +72,7 @@ fn drafts_and_caches_change_no_token() {
         "--prompt",
         "x",
         "--backend",
-        "host",
+        "reference",
         "--prompt-cache",
         path(&file),
     ];
@@ -145,7 +145,14 @@ fn texts_end_and_keep_to_a_grammar() {
     for option in ["--grammar", "--json-schema", "--tools", "--draft-model"] {
         let values = [option, "absent"];
         // Tools go through a template, so not with a raw prompt.
-        let base = ["generate", path(&model), "--prompt", "x", "--backend", "host"];
+        let base = [
+            "generate",
+            path(&model),
+            "--prompt",
+            "x",
+            "--backend",
+            "reference",
+        ];
         let template = model.join("chat_template.jinja");
         std::fs::write(&template, "{{ messages[0].content }}{{ tools | tojson }}").unwrap();
         fails(&[&base[..], &[option, "absent"]].concat(), 2, &values);
@@ -313,7 +320,7 @@ fn templates_take_tools_and_values() {
             "--prompt",
             prompt,
             "--backend",
-            "host",
+            "reference",
             "--max-tokens",
             "1",
             "--json",
@@ -375,7 +382,7 @@ fn interrupted_measurements_are_shown() {
         "bench",
         path(&model),
         "--backend",
-        "host",
+        "reference",
         "--prefill",
         "1",
         "--decode",
@@ -392,7 +399,7 @@ fn interrupted_measurements_are_shown() {
         "--text",
         path(&text),
         "--backend",
-        "host",
+        "reference",
         "--context",
         "16",
         "--json",
@@ -421,7 +428,7 @@ fn an_interrupted_answer_is_shown() {
             "--prompt",
             "hello",
             "--backend",
-            "host",
+            "reference",
         ])
         // It goes on for hours: both tokens that end a text are forbidden.
         .args([

@@ -68,7 +68,15 @@ fn files_that_users_name_may_be_pipes() {
             "generate",
             path(&model),
         ])
-        .args(["--prompt", "x", "--raw", "--backend", "host", "--max-tokens", "1"])
+        .args([
+            "--prompt",
+            "x",
+            "--raw",
+            "--backend",
+            "reference",
+            "--max-tokens",
+            "1",
+        ])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -80,7 +88,7 @@ fn files_that_users_name_may_be_pipes() {
         "x",
         "--raw",
         "--backend",
-        "host",
+        "reference",
     ];
     fails_as(
         &[&base[..], &endless].concat(),
@@ -95,14 +103,14 @@ fn names_of_models_do_not_control_the_terminal() {
     for (name, commands) in [
         (
             "models/escape_names.onnx",
-            &[&["inspect"][..], &["run", "--random", "--backend", "host"]][..],
+            &[&["inspect"][..], &["run", "--random", "--backend", "reference"]][..],
         ),
         (
             "models/escape_names_ok.onnx",
             &[
                 &["inspect"],
                 &["inspect", "-v"],
-                &["run", "--random", "--backend", "host"],
+                &["run", "--random", "--backend", "reference"],
                 &["profile"],
                 &["roofline"],
             ],

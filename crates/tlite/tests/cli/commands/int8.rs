@@ -61,7 +61,7 @@ fn quantize<'a>(model: &'a Path, out: &'a Path, set: &'a Path) -> Vec<&'a str> {
         "--format",
         "int8",
         "--backend",
-        "host",
+        "reference",
         "--calibration",
         path(set),
     ];
@@ -106,7 +106,7 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
             path(model),
             path(&picture),
             "--backend",
-            "host",
+            "reference",
             "--integer",
             "fixed",
         ];

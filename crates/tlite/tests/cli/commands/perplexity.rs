@@ -34,7 +34,7 @@ fn figures_are_those_of_the_logits() {
         "--text",
         path(&file),
         "--backend",
-        "host",
+        "reference",
         "--context",
         "16",
     ];
@@ -118,7 +118,7 @@ fn a_quantized_model_diverges_by_its_bits() {
             "--reference",
             path(&model),
         ];
-        let found = json(&[&args[..], &["--json", "--backend", "host"]].concat());
+        let found = json(&[&args[..], &["--json", "--backend", "reference"]].concat());
         let [mean, top] = ["kl_mean", "kl_p99"].map(|k| found[k].as_f64().unwrap());
         assert!(mean > 0.0 && mean < top, "{found}");
         assert_ne!(found["perplexity"], found["reference_perplexity"]);
@@ -139,7 +139,7 @@ fn texts_and_references_that_cannot_be_used() {
             "--text",
             path(text),
             "--backend",
-            "host",
+            "reference",
         ];
         fails(&[&base[..], more].concat(), code, values);
     };

@@ -42,7 +42,7 @@ fn hostile_pictures_and_arrays_need_little_memory() {
     let model = relu(dir.path(), &of);
     let run = |file: &str, more: &[&str]| {
         let file = data(file);
-        let args = ["run", path(&model), path(&file), "--backend", "host"];
+        let args = ["run", path(&model), path(&file), "--backend", "reference"];
         bounded(3_000_000, &[&args[..], more].concat())
     };
     for fit in ["stretch", "crop", "pad"] {
@@ -67,7 +67,7 @@ fn pipes_and_devices_are_not_inputs() {
         let pipe = dir.path().join(name);
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         fails_as(
-            &["run", path(&model), path(&pipe), "--backend", "host"],
+            &["run", path(&model), path(&pipe), "--backend", "reference"],
             2,
             "Usage",
             &[path(&pipe)],
@@ -75,7 +75,7 @@ fn pipes_and_devices_are_not_inputs() {
         let zero = dir.path().join(format!("zero-{name}"));
         std::os::unix::fs::symlink("/dev/zero", &zero).unwrap();
         fails_as(
-            &["run", path(&model), path(&zero), "--backend", "host"],
+            &["run", path(&model), path(&zero), "--backend", "reference"],
             2,
             "Usage",
             &[path(&zero)],

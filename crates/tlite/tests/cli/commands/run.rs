@@ -68,7 +68,7 @@ fn stdout(output: &Output) -> String {
 fn sizes_that_the_model_takes_are_suggested() {
     let dir = tempfile::tempdir().unwrap();
     let model = even_pictures(dir.path());
-    let base = ["run", path(&model), "--backend", "host", "--random"];
+    let base = ["run", path(&model), "--backend", "reference", "--random"];
     let with = |more: &[&'static str]| [&base[..], more].concat();
     fails(&base, 2, &["--random", "--bind height=2,width=2"]);
     // What is given stays.
@@ -92,7 +92,7 @@ fn pictures_of_other_sizes_get_a_multiple() {
     let dir = tempfile::tempdir().unwrap();
     let model = even_pictures(dir.path());
     let odd = picture(dir.path(), 5, 3);
-    let base = ["run", path(&model), "--backend", "host", "--input", &odd];
+    let base = ["run", path(&model), "--backend", "reference", "--input", &odd];
     let with = |more: &[&'static str]| [&base[..], more].concat();
     fails(&base, 2, &["Concat", "height=3, width=5", "--image-multiple 2"]);
     fails(
@@ -111,8 +111,14 @@ fn options_without_effect_are_refused() {
     let picture = picture(dir.path(), 2, 2);
     let numbers = ["run", path(&model), "--random", "--bind", "n=1"];
     let run = |more: &[&str], values: &[&str]| fails(&[&numbers[..], more].concat(), 2, values);
-    run(&["--float", "f16", "--backend", "host"], &["--float", "host"]);
-    run(&["--profile", "--backend", "host"], &["--profile", "host"]);
+    run(
+        &["--float", "f16", "--backend", "reference"],
+        &["--float", "reference"],
+    );
+    run(
+        &["--profile", "--backend", "reference"],
+        &["--profile", "reference"],
+    );
     run(&["--tolerance", "0.1"], &["--compare"]);
     for (option, value) in [
         ("--image-size", "2x2"),
@@ -187,7 +193,7 @@ fn outputs_are_summed_up() {
         "--bind",
         "n=1",
         "--backend",
-        "host",
+        "reference",
     ];
     let json = stdout(&tlite(&[&args[..], &["--json"]].concat()));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -211,7 +217,7 @@ fn outputs_are_summed_up() {
         "--bind",
         "n=2",
         "--backend",
-        "host",
+        "reference",
         "--json",
     ]);
     let two: serde_json::Value = serde_json::from_str(&stdout(&two)).unwrap();
@@ -226,7 +232,7 @@ fn what_is_no_decoder_is_for_run() {
     let dir = onnx_folder();
     let model = dir.path().join("in");
     let file = model.join("model.onnx");
-    let bench = ["bench", path(&model), "--backend", "host"];
+    let bench = ["bench", path(&model), "--backend", "reference"];
     fails(&bench, 2, &["model.onnx", "input_ids", "tlite run"]);
     fails(&["chat", path(&file)], 2, &[path(&file), "tlite run"]);
     std::fs::remove_file(model.join("tokenizer.json")).unwrap();
@@ -246,20 +252,20 @@ fn generate_says_why_it_stopped() {
         let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
         json
     };
-    let host = with(&["--backend", "host", "--max-tokens", "1"]);
+    let host = with(&["--backend", "reference", "--max-tokens", "1"]);
     assert!(
         host["stop"] == "max_tokens" || host["stop"] == "end_of_text",
         "{host}"
     );
-    let full = with(&["--backend", "host", "--context", "8", "--max-tokens", "100"]);
+    let full = with(&["--backend", "reference", "--context", "8", "--max-tokens", "100"]);
     assert!(
         full["stop"] == "context_full" || full["stop"] == "end_of_text",
         "{full}"
     );
     fails(
-        &[&base[..], &["--backend", "host", "--float", "f16"]].concat(),
+        &[&base[..], &["--backend", "reference", "--float", "f16"]].concat(),
         2,
-        &["--float", "host"],
+        &["--float", "reference"],
     );
     let json = with(&["--max-tokens", "2", "--float", "f32"]);
     assert!(!json["tokens"].as_array().unwrap().is_empty() || json["stop"] == "end_of_text");
@@ -316,7 +322,7 @@ fn interrupted_runs_are_shown() {
         "run",
         path(&model),
         "--backend",
-        "host",
+        "reference",
         "--random",
         "--bind",
         "height=2,width=2",

@@ -80,7 +80,14 @@ impl Place {
         let model = write_model(dir.path())?;
         let place = Self { dir, model };
         let wanted = place.at("wanted");
-        let args = ["run", &place.model, "--random", "--json", "--backend", "host"];
+        let args = [
+            "run",
+            &place.model,
+            "--random",
+            "--json",
+            "--backend",
+            "reference",
+        ];
         play::run_without(&[&args[..], &["--output-dir", &wanted]].concat())?.report()?;
         Ok(place)
     }

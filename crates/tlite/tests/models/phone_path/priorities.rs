@@ -47,7 +47,7 @@ pub fn every_queue() -> Outcome {
 pub fn without_effect() -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let model = relu(dir.path())?;
-    let mut backends = vec!["opencl", "host"];
+    let mut backends = vec!["opencl", "reference"];
     if devices::list(BackendKind::Wgpu).is_ok() {
         backends.push("wgpu");
     }
