@@ -83,7 +83,7 @@ pub struct Token {
 
 /// What the model returned for rows of the last run: as much as the choice needs.
 #[derive(Debug, Default)]
-struct Found {
+struct RowResults {
     ids: Vec<u32>,
     candidates: Candidates,
     logits: Vec<f32>,
@@ -108,7 +108,7 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
     ready: VecDeque<(Token, Option<LogProbs>)>,
     /// Those of the last token yielded.
     log_probs: Option<LogProbs>,
-    found: Found,
+    found: RowResults,
     sampled: usize,
     /// Why generation ends once `ready` is empty.
     coming: Option<Finish>,
@@ -188,7 +188,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             options,
             speculation: None,
             needs,
-            found: Found::default(),
+            found: RowResults::default(),
             sampled: 0,
             coming: None,
             finish: None,

@@ -30,7 +30,7 @@ pub(crate) mod testing;
 pub mod tokenizer;
 
 pub use crate::cancel::Cancel;
-pub use batch::{BatchSequence, Batcher, Beam, BeamOptions, Request, Steps, Ticket};
+pub use batch::{BatchSequence, Batcher, Beam, BeamOptions, Request, StepRunner, Ticket};
 pub use candidates::{CandidateRow, Candidates};
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};

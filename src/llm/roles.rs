@@ -281,7 +281,7 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
 
 /// The graph's inputs for `tokens` after `past` cached tokens, in their declared types.
 pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
-    let mut rows = Rows::default();
+    let mut rows = RunInputs::default();
     rows.extend(tokens, past)?;
     let mut out = Vec::with_capacity(KNOWN.len());
     for (name, fact, data) in rows.inputs(graph) {
@@ -314,14 +314,14 @@ fn unusable(name: &str, e: &crate::tensor::TensorError) -> Error {
 
 /// Tokens of a run and their positions.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct RunInputs {
     tokens: Vec<i32>,
     positions: Vec<i32>,
     /// The shape of inputs with a batch axis: one, and the number of rows.
     shape: [usize; 2],
 }
 
-impl Rows {
+impl RunInputs {
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();

@@ -41,7 +41,7 @@ const PIECES: u32 = 32;
 const SLOTS: usize = 4;
 
 /// The work of a piece, with its index.
-type Work<'a> = dyn Fn(usize) + Sync + 'a;
+type PieceFn<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// A pool of threads.
 pub struct Pool {
@@ -74,7 +74,7 @@ struct Slot {
     /// Pieces of the dispatch that are done.
     done: AtomicUsize,
     /// The address of the dispatch's work, valid until all pieces are done.
-    work: AtomicPtr<&'static Work<'static>>,
+    work: AtomicPtr<&'static PieceFn<'static>>,
     /// The first panic of the dispatch.
     panicked: Mutex<Option<Panicked>>,
     caller_sleeps: AtomicBool,
@@ -227,7 +227,7 @@ impl Pool {
 
     /// Calls `work` with each index in `0..pieces`, on several threads. Several callers share the
     /// threads.
-    pub fn run(&self, pieces: usize, work: &Work<'_>) -> Result<(), Panicked> {
+    pub fn run(&self, pieces: usize, work: &PieceFn<'_>) -> Result<(), Panicked> {
         let shared = &*self.shared;
         let shares = !self.workers.is_empty() && (2..1 << PIECES).contains(&(pieces as u64));
         let free = || shared.slots.iter().find(|slot| slot.claim());
@@ -237,8 +237,8 @@ impl Pool {
         };
         // SAFETY: only the lifetime changes; this function returns after all pieces are done, and
         // no thread reads the work after that. It does not unwind before: pieces catch panics.
-        let mut work: &'static Work<'static> =
-            unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
+        let mut work: &'static PieceFn<'static> =
+            unsafe { std::mem::transmute::<&PieceFn<'_>, &'static PieceFn<'static>>(work) };
         slot.done.store(0, Ordering::Relaxed);
         slot.work.store(&raw mut work, Ordering::Release);
         slot.ticket.store((pieces as u64) << PIECES, Ordering::SeqCst);

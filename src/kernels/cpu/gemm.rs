@@ -215,7 +215,7 @@ pub const fn sums(rows: usize, columns: usize) -> usize {
 }
 
 /// A tile of sums.
-struct Tile<L, E> {
+struct SumTile<L, E> {
     left: L,
     row: usize,
     k: Range<usize>,
@@ -227,7 +227,7 @@ struct Tile<L, E> {
     stride: usize,
 }
 
-impl<L: Left, E: Element> Tile<L, E> {
+impl<L: Left, E: Element> SumTile<L, E> {
     /// Adds the terms `k` to `R` rows of `V` vectors; if `k` starts at 0, sums start at the bias.
     /// # Safety
     /// As for [`Simd`]; the tile is inside the operands and inside the sums.
@@ -450,7 +450,7 @@ impl<L: Left> Product<'_, L> {
             unsafe {
                 let at = at.add(row * stride);
                 let (left, k, bias) = (self.left, k.clone(), self.bias);
-                Tile {
+                SumTile {
                     left,
                     row,
                     k,

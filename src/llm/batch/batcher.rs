@@ -1,6 +1,6 @@
 //! Answers many requests at the same time.
 
-use super::steps::{BatchSequence, Steps, device_lost};
+use super::steps::{BatchSequence, StepRunner, device_lost};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
@@ -38,7 +38,7 @@ pub struct Request {
 }
 
 /// A request in the queue.
-struct Job {
+struct Pending {
     prompt: Vec<u32>,
     request: Request,
     events: Sender<Event>,
@@ -63,7 +63,7 @@ type Place = (Reverse<i32>, u64);
 
 #[derive(Default)]
 struct Requests {
-    waiting: BTreeMap<Place, Job>,
+    waiting: BTreeMap<Place, Pending>,
     running: BTreeMap<Place, Cancel>,
     count: u64,
     closed: bool,
@@ -84,13 +84,13 @@ impl Queue {
     }
 
     /// Waits for a request; `None` if closed.
-    fn next(&self) -> Option<(Place, Job)> {
+    fn next(&self) -> Option<(Place, Pending)> {
         let mut requests = self.lock();
         loop {
-            if let Some((place, job)) = requests.waiting.pop_first() {
-                let cancel = job.request.options.cancel.clone();
+            if let Some((place, pending)) = requests.waiting.pop_first() {
+                let cancel = pending.request.options.cancel.clone();
                 requests.running.insert(place, cancel);
-                return Some((place, job));
+                return Some((place, pending));
             }
             if requests.closed {
                 return None;
@@ -122,7 +122,7 @@ impl Queue {
 /// How requests get sessions.
 pub(super) enum Sessions {
     /// All at the same time.
-    Batch(Steps),
+    Batch(StepRunner),
     /// One after another, in one session, for the reason `why`. With `reproducible`, it is emptied
     /// in between.
     Turns {
@@ -202,7 +202,7 @@ impl Batcher {
     ) -> Result<Self> {
         match LoadedRows::new(folder, options, batch) {
             Ok(LoadedRows { model, notes, .. }) => {
-                let steps = Steps::start(model)?;
+                let steps = StepRunner::start(model)?;
                 Ok(Self::start(Sessions::Batch(steps), codec, batch.sequences, notes))
             }
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
@@ -245,9 +245,9 @@ impl Batcher {
     fn start_thread(&self) -> Result<JoinHandle<()>> {
         let (queue, codec, sessions) = (self.queue.clone(), self.codec.clone(), self.sessions.clone());
         let run = move || {
-            while let Some((place, job)) = queue.next() {
+            while let Some((place, pending)) = queue.next() {
                 // A draft or a callback may panic. The ticket then finds its channel closed.
-                let run = AssertUnwindSafe(|| job.run(&sessions, &codec));
+                let run = AssertUnwindSafe(|| pending.run(&sessions, &codec));
                 let _reported = std::panic::catch_unwind(run);
                 queue.lock().running.remove(&place);
             }
@@ -328,12 +328,12 @@ impl Batcher {
         }
         requests.count += 1;
         let place = (Reverse(request.priority), requests.count);
-        let job = Job {
+        let pending = Pending {
             prompt,
             request,
             events,
         };
-        requests.waiting.insert(place, job);
+        requests.waiting.insert(place, pending);
         drop(requests);
         self.queue.changed.notify_one();
         Ok(Ticket {
@@ -358,7 +358,7 @@ impl Drop for Batcher {
     }
 }
 
-impl Job {
+impl Pending {
     /// Generates the text and sends it to the ticket.
     fn run(self, sessions: &Sessions, codec: &Arc<Codec>) {
         let Self {

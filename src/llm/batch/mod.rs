@@ -13,4 +13,4 @@ mod tests;
 
 pub use batcher::{Batcher, Request, Ticket};
 pub use beam::{Beam, BeamOptions, beam_search};
-pub use steps::{BatchSequence, Steps};
+pub use steps::{BatchSequence, StepRunner};

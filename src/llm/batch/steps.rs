@@ -34,7 +34,7 @@ struct State {
     pause: Duration,
     /// Wakes each sequence, by ID.
     turns: Vec<Arc<Condvar>>,
-    /// [`Steps`] was dropped: the thread ends with the last sequence.
+    /// [`StepRunner`] was dropped: the thread ends with the last sequence.
     closing: bool,
     /// Why there will be no other step.
     ended: Option<Ended>,
@@ -180,7 +180,7 @@ impl Shared {
 /// Runs steps of many sequences on a thread of its own, and those of a sequence without company on
 /// the thread of its caller. The thread ends once this value and all its sequences are dropped.
 #[derive(Debug)]
-pub struct Steps {
+pub struct StepRunner {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     facts: Facts,
@@ -196,7 +196,7 @@ struct Facts {
     time: Option<Duration>,
 }
 
-impl Steps {
+impl StepRunner {
     /// Starts the thread. An internal error if the sizes of `model` are too small for a sequence.
     pub fn start(model: impl RowModel + 'static) -> Result<Self> {
         let config = model.config();
@@ -261,7 +261,7 @@ impl Steps {
     }
 }
 
-impl Drop for Steps {
+impl Drop for StepRunner {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.closing = true;
@@ -352,8 +352,8 @@ impl BatchSequence {
     }
 
     /// Appends one token to each sequence in common steps, and returns the logits that follow, by
-    /// sequence. The sequences belong to the same [`Steps`]. After an error no sequence has a job,
-    /// and the length of each is as described at [`LanguageModel::forward`].
+    /// sequence. The sequences belong to the same [`StepRunner`]. After an error no sequence has a
+    /// job, and the length of each is as described at [`LanguageModel::forward`].
     pub(super) fn forward_each(sequences: &mut [Self], tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
         let Some(shared) = sequences.first().map(|first| first.shared.clone()) else {
             return Ok(Vec::new());

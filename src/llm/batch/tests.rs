@@ -5,7 +5,7 @@ mod beam;
 mod schedules;
 mod threads;
 
-use super::steps::Steps;
+use super::steps::StepRunner;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::{CUT, PAGE};
 use crate::llm::Candidates;
@@ -189,10 +189,10 @@ const CONFIG: BatchConfig = BatchConfig {
 };
 
 /// Steps over a model that fails in step `fails_in`, if any.
-fn steps(fails_in: Option<usize>) -> Steps {
+fn steps(fails_in: Option<usize>) -> StepRunner {
     let model = FakeRows {
         fails_in,
         ..FakeRows::new(CONFIG, true)
     };
-    Steps::start(model).unwrap()
+    StepRunner::start(model).unwrap()
 }

@@ -10,7 +10,7 @@ use crate::executor::{Executor, Program};
 use crate::graph::op::paged_attention::{PAGE, TILE, TILE_ROWS};
 use crate::graph::pass::{CHOSEN, PAGES, PLACES, TILES, TOKEN};
 use crate::llm::Candidates;
-use crate::llm::roles::{Rows, int};
+use crate::llm::roles::{RunInputs, int};
 use crate::note::Note;
 use crate::num::{self, signed};
 use crate::plan::{Options, Plan};
@@ -130,7 +130,7 @@ pub trait RowModel: Send {
 /// Tables of a step. They are kept, so that a step allocates nothing.
 #[derive(Debug)]
 struct Tables {
-    rows: Rows,
+    rows: RunInputs,
     places: Vec<i32>,
     tiles: Vec<i32>,
     pages: Vec<i32>,
@@ -146,7 +146,7 @@ struct Tables {
 impl Default for Tables {
     fn default() -> Self {
         Self {
-            rows: Rows::default(),
+            rows: RunInputs::default(),
             places: Vec::new(),
             tiles: Vec::new(),
             pages: Vec::new(),

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Timing};
 use crate::graph::pass::TOKEN;
 use crate::llm::prompt_cache::States;
-use crate::llm::roles::{self, Rows};
+use crate::llm::roles::{self, RunInputs};
 use crate::llm::sampler::arg_max;
 use crate::llm::{Candidates, LanguageModel};
 use crate::num;
@@ -28,7 +28,7 @@ pub struct DeviceModel {
     pub(super) candidates: RunCandidates,
     pub(super) len: usize,
     /// Those of the last run.
-    pub(super) rows: Rows,
+    pub(super) rows: RunInputs,
 }
 
 /// The plan of a finished run, and its number of logits rows (1 if only the last is computed).

@@ -8,7 +8,7 @@ use super::{Decoder, DeviceModel, SequenceConfig};
 use crate::backend::{Backend, Caps, ReplayMode, SharedBackend, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Program};
-use crate::llm::roles::Rows;
+use crate::llm::roles::RunInputs;
 use crate::plan::{HostStep, NodeCost, StateSlot};
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ impl DeviceDecoder {
     /// A model with an empty cache.
     pub fn model(&self) -> Result<DeviceModel> {
         Ok(DeviceModel {
-            rows: Rows::default(),
+            rows: RunInputs::default(),
             candidates: RunCandidates::default(),
             rings: Rings::new(self.states()).map_err(|e| Error::internal(Stage::Plan, e))?,
             decoder: self.decoder.clone(),

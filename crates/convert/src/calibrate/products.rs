@@ -58,7 +58,7 @@ pub(super) struct Fold {
 
 /// A step on the path of values through an attention.
 #[derive(Clone, Copy)]
-enum Step {
+enum PathStep {
     /// Elements are moved.
     Move,
     /// Values are multiplied by rows of probabilities.
@@ -233,26 +233,26 @@ impl<'a> Products<'a> {
             let moves = op.downcast::<Reshape>().is_some() || op.downcast::<Transpose>().is_some();
             let from_input = || operand(node, 0).is_some_and(|v| self.graph.inputs().contains(&v));
             let step = if moves {
-                Step::Move
+                PathStep::Move
             } else if !mixed && op.downcast::<MatMul>().is_some_and(|m| !m.trans_b) {
                 mixed = true;
-                Step::Mix
+                PathStep::Mix
             } else if let Some(c) = op.downcast::<Concat>()
                 && mixed
                 && node.inputs.len() == 2
                 && from_input()
             {
-                Step::Append(c.axis)
+                PathStep::Append(c.axis)
             } else {
                 break;
             };
             // Only the path reads the values; the next step's past is the exception.
             let read_once = at == x || self.readers_of_elements(at) == 1;
-            let kept = self.graph.is_kept(at) && !matches!(step, Step::Append(_));
+            let kept = self.graph.is_kept(at) && !matches!(step, PathStep::Append(_));
             if !read_once || kept {
                 return None;
             }
-            let which = usize::from(!matches!(step, Step::Move));
+            let which = usize::from(!matches!(step, PathStep::Move));
             at = operand(node, which)?;
             path.push((id, step));
         }
@@ -275,7 +275,7 @@ impl<'a> Products<'a> {
 
     /// True if the steps return each channel of each token to its own place when each token attends
     /// only to itself.
-    fn keeps_channels(&self, path: &[(NodeId, Step)], k: usize) -> bool {
+    fn keeps_channels(&self, path: &[(NodeId, PathStep)], k: usize) -> bool {
         // Differs from usual head counts, so that tokens are not mistaken for heads.
         const TOKENS: usize = 7;
         #[expect(clippy::cast_precision_loss, reason = "numbers that single precision holds")]
@@ -285,18 +285,18 @@ impl<'a> Products<'a> {
             for (id, step) in path {
                 let node = self.graph.node(*id)?;
                 match step {
-                    Step::Move => {
+                    PathStep::Move => {
                         let constants = node.inputs.iter().skip(1).map(|v| constant(self.graph, (*v)?));
                         let constants: Option<Vec<_>> = constants.collect();
                         let mut inputs = vec![Some(&t)];
                         inputs.extend(constants?.into_iter().map(|c| Some(&**c)));
                         t = node.op.run(&inputs).ok()?.into_iter().next()?;
                     }
-                    Step::Mix => {
+                    PathStep::Mix => {
                         let rows = t.shape().len().checked_sub(2)?;
                         (t.shape().get(rows) == Some(&TOKENS)).then_some(())?;
                     }
-                    Step::Append(axis) => {
+                    PathStep::Append(axis) => {
                         let axis =
                             transformer_lite::unstable::graph::op::axis(*axis, t.shape().len()).ok()?;
                         (t.shape().get(axis) == Some(&TOKENS)).then_some(())?;

@@ -22,7 +22,7 @@ const LARGEST_BIAS: f64 = 1_073_741_824.0;
 
 /// How the elements of weights map to channels.
 #[derive(Clone, Debug)]
-pub(super) struct Form {
+pub(super) struct ChannelMap {
     pub shape: Vec<usize>,
     /// The axis that has one scale per index.
     axis: usize,
@@ -39,7 +39,7 @@ pub(super) struct Form {
     sums: usize,
 }
 
-impl Form {
+impl ChannelMap {
     fn of(op: &Node, weights: Weights, shape: &[usize]) -> Self {
         let (conv, transposed) = (op.op.downcast::<Conv>(), op.op.downcast::<ConvTranspose>());
         let groups = conv.map(|c| c.group).or(transposed.map(|c| c.group)).unwrap_or(1);
@@ -116,7 +116,7 @@ impl Form {
 /// A product with constant weights, as floats.
 #[derive(Clone, Debug)]
 pub(super) struct FloatProduct {
-    pub form: Form,
+    pub form: ChannelMap,
     pub weights: Vec<f32>,
     pub bias: Option<Vec<f32>>,
 }
@@ -137,7 +137,7 @@ impl FloatProduct {
             return Ok(None);
         };
         let tensor = constant(graph, node, weights.value)?;
-        let form = Form::of(node, *weights, tensor.shape());
+        let form = ChannelMap::of(node, *weights, tensor.shape());
         let mut out = Self {
             weights: finite(graph, node, weights.value, &tensor)?,
             bias: None,
@@ -364,13 +364,13 @@ impl IntProduct {
     }
 
     /// The scale of an element of the weights.
-    pub fn scale(&self, form: &Form, element: usize) -> f32 {
+    pub fn scale(&self, form: &ChannelMap, element: usize) -> f32 {
         let scale = self.scales.get(form.index(element) % self.scales.len().max(1));
         scale.copied().unwrap_or(1.0)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "clamped to the type")]
-    fn int_bias(&self, form: &Form, bias: &[f32], input: Affine) -> IntBias {
+    fn int_bias(&self, form: &ChannelMap, bias: &[f32], input: Affine) -> IntBias {
         let scale = |c: usize| {
             let i = form.scale_of(c) % self.scales.len().max(1);
             f64::from(self.scales.get(i).copied().unwrap_or(1.0)) * f64::from(input.scale)
@@ -387,7 +387,7 @@ impl IntProduct {
     }
 
     /// Fails if a scale is not a normal number or a sum of products can overflow 32 bits.
-    fn check(&self, node: &Node, form: &Form, input: Affine) -> Result<()> {
+    fn check(&self, node: &Node, form: &ChannelMap, input: Affine) -> Result<()> {
         let name = || node.name.clone();
         let bias_scales = self.bias.iter().flat_map(|b| &b.scales);
         if let Some(s) = self.scales.iter().chain(bias_scales).find(|s| !s.is_normal()) {
@@ -420,7 +420,7 @@ impl IntProduct {
     }
 
     /// The weights that the integers stand for.
-    pub fn dequantized(&self, form: &Form) -> Vec<f32> {
+    pub fn dequantized(&self, form: &ChannelMap) -> Vec<f32> {
         let codes = self.codes.iter().enumerate();
         codes.map(|(i, c)| f32::from(*c) * self.scale(form, i)).collect()
     }

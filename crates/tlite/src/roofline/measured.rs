@@ -148,7 +148,7 @@ impl Sum {
 }
 
 /// A node before its time is compared with that of the run.
-struct Line {
+struct Untimed {
     node: String,
     op: String,
     nodes: Vec<String>,
@@ -160,13 +160,13 @@ fn seconds(nanoseconds: u64) -> f64 {
 }
 
 /// The commands of a run, and the nodes that they compute.
-fn commands(timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> (Vec<Event>, Vec<Line>) {
+fn commands(timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> (Vec<Event>, Vec<Untimed>) {
     let mut of_step = HashMap::new();
     for (i, cost) in costs.iter().enumerate() {
         of_step.extend(cost.commands.iter().map(|c| (c.step, (i, cost, c))));
     }
     let mut line_of: HashMap<usize, usize> = HashMap::new();
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<Untimed> = Vec::new();
     let mut events = Vec::with_capacity(timings.len());
     for t in timings {
         let found = t.step.and_then(|s| of_step.get(&s));
@@ -183,7 +183,7 @@ fn commands(timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> (Vec<Event
                 }
             };
             let nodes = t.nodes.clone();
-            lines.push(Line { node, op, nodes, sum });
+            lines.push(Untimed { node, op, nodes, sum });
             lines.len() - 1
         });
         line_of.extend(found.map(|(i, ..)| (*i, line)));
@@ -234,7 +234,7 @@ impl Profile {
         let (events, lines) = commands(timings, costs, peaks);
         let mut kinds: BTreeMap<&str, Sum> = BTreeMap::new();
         let mut together = Total::default();
-        for Line { op, sum, .. } in &lines {
+        for Untimed { op, sum, .. } in &lines {
             let new = Sum::new(0, Total::default(), sum.arithmetic);
             let kind = kinds.entry(op).or_insert(new);
             kind.nanoseconds += sum.nanoseconds;
@@ -257,7 +257,7 @@ impl Profile {
         // The fastest rate that any of them uses.
         let rates = lines.iter().map(|l| peaks.rate(l.sum.arithmetic));
         let most = rates.fold(peaks.rate(Arithmetic::F32), f64::max);
-        let line = |l: Line| TimedLine {
+        let line = |l: Untimed| TimedLine {
             measured: measured(&l.sum),
             node: l.node,
             op: l.op,

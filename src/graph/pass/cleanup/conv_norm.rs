@@ -17,7 +17,7 @@ pub const CONV_NORM: Pass = Pass {
     run,
 };
 
-struct Found {
+struct ConvNormMatch {
     norm: NodeId,
     conv: NodeId,
     x: ValueId,
@@ -49,7 +49,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<ConvNormMatch> {
     let node = g.node(id)?;
     let BatchNorm { epsilon } = *node.op.downcast::<BatchNorm>()?;
     let y = input(node, 0)?;
@@ -76,7 +76,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             None => return refuse("the bias is not constant"),
         },
     };
-    Some(Found {
+    Some(ConvNormMatch {
         norm: id,
         conv,
         x: input(made, 0)?,
@@ -89,7 +89,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
 
 /// Weights and bias of the convolution with the normalization: `w * s` and
 /// `(bias - mean) * s + beta` with `s = scale / sqrt(variance + epsilon)`, for each output channel.
-fn joined(f: &Found, name: &str) -> Result<[HostTensor; 2], TensorError> {
+fn joined(f: &ConvNormMatch, name: &str) -> Result<[HostTensor; 2], TensorError> {
     let (w, bias) = (&f.w, &f.bias);
     let channels = w.shape().first().copied().unwrap_or(0);
     let mut given = std::iter::once(w).chain(bias).chain(&f.statistics);

@@ -18,7 +18,7 @@ pub const DECOMPOSE_GEMM: Pass = Pass {
     run,
 };
 
-struct Found {
+struct GemmMatch {
     node: NodeId,
     op: Gemm,
     a: ValueId,
@@ -71,9 +71,9 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, id: NodeId) -> Option<Found> {
+fn find(g: &Graph, id: NodeId) -> Option<GemmMatch> {
     let node = g.node(id)?;
-    Some(Found {
+    Some(GemmMatch {
         node: id,
         op: *node.op.downcast::<Gemm>()?,
         a: input(node, 0)?,

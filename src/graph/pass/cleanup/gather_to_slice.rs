@@ -19,7 +19,7 @@ pub const GATHER_TO_SLICE: Pass = Pass {
     run,
 };
 
-struct Found {
+struct GatherMatch {
     node: NodeId,
     x: ValueId,
     axis: i64,
@@ -42,7 +42,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, id: NodeId) -> Option<Found> {
+fn find(g: &Graph, id: NodeId) -> Option<GatherMatch> {
     let node = g.node(id)?;
     let Gather { axis } = node.op.downcast::<Gather>()?;
     let (x, index) = (input(node, 0)?, input(node, 1)?);
@@ -60,7 +60,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     } else {
         index.checked_add(1)?
     };
-    Some(Found {
+    Some(GatherMatch {
         node: id,
         x,
         axis: num::signed(at),
@@ -70,7 +70,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     })
 }
 
-fn rewrite(edit: &mut Edit<'_>, f: &Found, name: &str, origin: Vec<String>) -> Result<()> {
+fn rewrite(edit: &mut Edit<'_>, f: &GatherMatch, name: &str, origin: Vec<String>) -> Result<()> {
     let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/{what}"), v).map(Some);
     // Counted from the end, the end after the last element has no number.
     let end = if f.index == -1 {

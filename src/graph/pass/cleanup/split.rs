@@ -15,7 +15,7 @@ pub const SPLIT: Pass = Pass {
     run,
 };
 
-struct Found {
+struct SplitMatch {
     node: NodeId,
     x: ValueId,
     axis: i64,
@@ -43,7 +43,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, id: NodeId) -> Option<Found> {
+fn find(g: &Graph, id: NodeId) -> Option<SplitMatch> {
     let node = g.node(id)?;
     let split = node.op.downcast::<Split>()?;
     let x = input(node, 0)?;
@@ -72,7 +72,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
         log::debug!("\"{}\" stays a split: its parts may not add up", node.name);
         return None;
     }
-    Some(Found {
+    Some(SplitMatch {
         node: id,
         x,
         axis: num::signed(axis),

@@ -47,7 +47,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct TransposeMatch {
     node: NodeId,
     a: ValueId,
     source: ValueId,
@@ -55,7 +55,7 @@ struct Found {
     perm: Vec<usize>,
 }
 
-fn find(g: &Graph, id: NodeId) -> Option<Found> {
+fn find(g: &Graph, id: NodeId) -> Option<TransposeMatch> {
     let node = g.node(id)?;
     let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else {
         return None;
@@ -66,7 +66,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     let mut perm = op.axes(rank).ok()?;
     let last = rank.checked_sub(1)?;
     perm.swap(last, last.checked_sub(1)?);
-    (perm.last() == Some(&last)).then_some(Found {
+    (perm.last() == Some(&last)).then_some(TransposeMatch {
         node: id,
         a: input(node, 0)?,
         source: input(transpose, 0)?,

@@ -23,7 +23,7 @@ pub const KV_Q8: Pass = Pass {
 };
 
 /// A state that can be stored in 8 bits.
-struct Found {
+struct ByteState {
     append: NodeId,
     past: ValueId,
     fact: Fact,
@@ -36,7 +36,7 @@ struct Found {
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
-    let mut found: BTreeMap<ValueId, Found> = BTreeMap::new();
+    let mut found: BTreeMap<ValueId, ByteState> = BTreeMap::new();
     for state in edit.states() {
         match fits(edit, &consumers, state) {
             Ok(f) => {
@@ -112,7 +112,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, String> {
+fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<ByteState, String> {
     let producer = g
         .producer(state.output)
         .filter(|(_, n)| n.op.downcast::<KvAppend>().is_some());
@@ -156,7 +156,7 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
     if readers.is_empty() {
         return Err("no attention reads it".to_owned());
     }
-    Ok(Found {
+    Ok(ByteState {
         append,
         past: state.input,
         fact: Fact::new(DType::I32, Shape([before, &[words]].concat())),

@@ -100,7 +100,7 @@ fn exchange() -> Transpose {
     }
 }
 
-struct Found {
+struct AttentionMatch {
     node: NodeId,
     out: ValueId,
     /// Queries, keys and values.
@@ -363,7 +363,7 @@ fn masks_fit(g: &Graph, masks: &[ValueId], masked: ValueId, [q, k]: [&[Dim; 4]; 
     Some(masks.iter().all(fits))
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<AttentionMatch> {
     let sum = weighted_sum(g, id)?;
     let refuse = |why: &str| refuse(g, sum.product, why);
     let Some((
@@ -413,7 +413,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let mut steps = vec![sum.product, sum.weights, sum.scores];
     steps.extend(sum.wide);
     steps.extend([masked, out, last]);
-    Some(Found {
+    Some(AttentionMatch {
         node: back,
         out: last,
         rows: [q.value, k.value, v.value],

@@ -34,14 +34,14 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct EpilogueMatch {
     base: NodeId,
     op: Fused,
     inputs: Vec<Option<ValueId>>,
     origin: Vec<String>,
 }
 
-fn find(g: &Edit<'_>, id: NodeId) -> Option<Found> {
+fn find(g: &Edit<'_>, id: NodeId) -> Option<EpilogueMatch> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     let out = *node.outputs.first()?;
@@ -110,7 +110,7 @@ fn find(g: &Edit<'_>, id: NodeId) -> Option<Found> {
         inputs.extend(further.into_iter().map(Some));
         let mut origin = base.origin.clone();
         origin.extend(node.origin.iter().cloned());
-        return Some(Found {
+        return Some(EpilogueMatch {
             base: from,
             op: Fused::new(base.op.clone(), base.inputs.len(), expr),
             inputs,

@@ -31,7 +31,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct GateUpMatch {
     id: NodeId,
     other: NodeId,
     op: GatedMatMulE0m,
@@ -39,7 +39,7 @@ struct Found {
     origin: Vec<String>,
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<GateUpMatch> {
     let node = g.node(id)?;
     let fused = node.op.downcast::<Fused>()?;
     let product = fused
@@ -67,7 +67,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     inputs.extend(other.inputs.iter().skip(1));
     let mut origin = node.origin.clone();
     origin.extend(other.origin.iter().cloned());
-    Some(Found {
+    Some(GateUpMatch {
         id,
         other: other_id,
         op: GatedMatMulE0m::new(product.clone(), fused.expr().clone()),

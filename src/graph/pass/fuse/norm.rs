@@ -62,7 +62,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct NormMatch {
     x: ValueId,
     scale: ValueId,
     epsilon: f32,
@@ -83,7 +83,7 @@ fn is_row(g: &Graph, v: ValueId) -> bool {
     fact.is_some_and(|f| f.as_const().is_some() && f.shape.rank() == 1)
 }
 
-fn with_mean(g: &Graph, consumers: &[Vec<NodeId>], y: ValueId, found: &Found) -> Option<Layer> {
+fn with_mean(g: &Graph, consumers: &[Vec<NodeId>], y: ValueId, found: &NormMatch) -> Option<Layer> {
     let [x, mean] = binary(g, found.x, Binary::Sub)?;
     if row_mean(g, mean)? != x {
         log::debug!(
@@ -130,7 +130,7 @@ fn row_mean(g: &Graph, v: ValueId) -> Option<ValueId> {
     None
 }
 
-fn find(g: &Graph, y: ValueId) -> Option<Found> {
+fn find(g: &Graph, y: ValueId) -> Option<NormMatch> {
     let [a, b] = binary(g, y, Binary::Mul)?;
     let (normed, scale) = if is_row(g, b) { (a, b) } else { (b, a) };
     if !is_row(g, scale) {
@@ -170,7 +170,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
         return None;
     }
     steps.extend([root, sum, mean, square]);
-    Some(Found {
+    Some(NormMatch {
         x,
         scale,
         epsilon,

@@ -57,7 +57,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct RotaryAppendMatch {
     op: RotaryAppend,
     nodes: [NodeId; 4],
     inputs: Vec<Option<ValueId>>,
@@ -75,7 +75,7 @@ fn made_by<'g, O: Op + 'static>(
     made.ok_or_else(|| format!("its {what}"))
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, String> {
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<RotaryAppendMatch, String> {
     let attention = g.node(id).ok_or("the node was removed")?;
     // A value with a single reader.
     let alone = |v: ValueId| !g.is_kept(v) && consumers.get(v.index()).is_some_and(|c| c.len() == 1);
@@ -109,7 +109,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, Strin
     if !alone(query) || !alone(turned) {
         return Err("its rotated queries or keys have other readers".to_owned());
     }
-    Ok(Found {
+    Ok(RotaryAppendMatch {
         op: RotaryAppend { pairs, axis },
         nodes: [turn_q, turn_k, append_k, append_v],
         inputs: vec![

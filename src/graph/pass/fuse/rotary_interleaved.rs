@@ -32,7 +32,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             all.push((id, found));
         }
     }
-    for (id, Found { inputs, names, .. }) in all.into_iter().rev() {
+    for (id, InterleavedMatch { inputs, names, .. }) in all.into_iter().rev() {
         let name = edit.node(id).map_or("", |n| &n.name).to_owned();
         if !edit.begin(&format!("interleaved rotary embedding at \"{name}\"")) {
             return Ok(());
@@ -45,21 +45,21 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-struct Found {
+struct InterleavedMatch {
     inputs: [ValueId; 3],
     /// The rotated part of each head, if it is not the whole head.
     rotary_part: Option<ValueId>,
     names: Vec<String>,
 }
 
-fn find(g: &Graph, y: ValueId) -> Option<Found> {
+fn find(g: &Graph, y: ValueId) -> Option<InterleavedMatch> {
     g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let of_part = along_last(g, y).and_then(|[part, rest]| {
         let (turned, steps) = turned(g, part)?;
         let (x, first, r) = last_slice(g, turned[0])?;
         let (x2, from, _) = last_slice(g, rest)?;
         let whole = shape(g, y)? == shape(g, x)?;
-        (x == x2 && first == 0 && from == r && whole).then(|| Found {
+        (x == x2 && first == 0 && from == r && whole).then(|| InterleavedMatch {
             inputs: [x, turned[1], turned[2]],
             rotary_part: Some(part),
             names: origin(g, &[&steps[..], &[y, rest, turned[0]]].concat()),
@@ -67,7 +67,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
     });
     of_part.or_else(|| {
         let (inputs, steps) = turned(g, y)?;
-        Some(Found {
+        Some(InterleavedMatch {
             inputs,
             rotary_part: None,
             names: origin(g, &steps),

@@ -1,6 +1,6 @@
 //! Functions of one activation that several elementwise nodes compute, such as `x * sigmoid(x)`.
 
-use super::find::{Found, Site, tabulated};
+use super::find::{Matched, Site, tabulated};
 use super::values::{dequantized, is_known, known, quantized_by};
 use super::{refuse, table};
 use crate::graph::op::OpResult;
@@ -105,7 +105,7 @@ impl Chain {
         self.nodes.windows(2).all(clamps)
     }
 
-    fn site(&self, edit: &Edit<'_>, end: NodeId, arithmetic: Arithmetic) -> Found<Site> {
+    fn site(&self, edit: &Edit<'_>, end: NodeId, arithmetic: Arithmetic) -> Matched<Site> {
         let x = self.xs.first().ok_or_else(|| refuse("a missing operand"))?;
         let (x, to) = (dequantized(edit, *x)?, quantized_by(edit, end)?);
         let nodes: Vec<&Node> = self.nodes.iter().filter_map(|id| edit.node(*id)).collect();
@@ -117,7 +117,7 @@ impl Chain {
 
 /// The results of nodes that compute a function of `xs`, all the same activation, for its integers
 /// -128 to 127 with this map.
-pub(super) fn results(edit: &Edit<'_>, xs: &[ValueId], nodes: &[&Node], map: Affine) -> Found<Vec<f32>> {
+pub(super) fn results(edit: &Edit<'_>, xs: &[ValueId], nodes: &[&Node], map: Affine) -> Matched<Vec<f32>> {
     let fact = xs.first().and_then(|x| edit.fact(*x).ok());
     table::sampled(fact.map_or(DType::F32, |f| f.dtype), map, |x| {
         let mut y = Arc::new(x);
@@ -134,7 +134,7 @@ pub(super) fn results(edit: &Edit<'_>, xs: &[ValueId], nodes: &[&Node], map: Aff
 }
 
 /// The first result of an evaluated operator.
-pub(super) fn first_result(made: OpResult<Vec<HostTensor>>) -> Found<HostTensor> {
+pub(super) fn first_result(made: OpResult<Vec<HostTensor>>) -> Matched<HostTensor> {
     let made = made.map_err(|e| refuse(&e.to_string()))?;
     made.into_iter().next().ok_or_else(|| refuse("a missing output"))
 }

@@ -1,7 +1,7 @@
 //! Finds the nodes that can be computed with integers.
 
 use super::chain::Chains;
-use super::pack::{Form, Packed, Product, pack};
+use super::pack::{Packed, Product, ProductKind, pack};
 use super::shapes::{
     binary_axes, channels, reduced, softmax_axis, spatial, summed, taps, usual_axis, with_rank,
 };
@@ -30,7 +30,7 @@ use crate::quant::fixed::{Affine, Arithmetic, Factor, Output};
 use crate::tensor::HostTensor;
 use std::collections::HashSet;
 
-pub(super) type Found<T> = std::result::Result<T, Refusal>;
+pub(super) type Matched<T> = std::result::Result<T, Refusal>;
 
 /// A node that operators of the integer domain replace, with what they need.
 #[derive(Clone, Debug)]
@@ -115,7 +115,7 @@ pub(super) type Nodes = Vec<NodeId>;
 /// The nodes that read quantized activations.
 pub(super) struct Sites {
     /// In topological order, each with its replacement or the reason why it has none.
-    pub found: Vec<(Nodes, Found<Site>)>,
+    pub found: Vec<(Nodes, Matched<Site>)>,
     /// Nodes of several that are replaced together, and that nothing else needs.
     pub covered: HashSet<NodeId>,
 }
@@ -136,7 +136,7 @@ pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Sites> {
 }
 
 impl View<'_, '_> {
-    fn site(&self, arithmetic: Arithmetic) -> Found<Site> {
+    fn site(&self, arithmetic: Arithmetic) -> Matched<Site> {
         if let Some(conv) = self.op.downcast::<Conv>() {
             return convolution(self, conv, arithmetic);
         }
@@ -181,7 +181,7 @@ impl View<'_, '_> {
 }
 
 /// Refuses weights with several scales along an axis other than that of the output channels.
-fn check_scales(weights: &Weights, axis: usize) -> Found<()> {
+fn check_scales(weights: &Weights, axis: usize) -> Matched<()> {
     if weights.scales.len() > 1 && weights.axis != axis {
         return Err(refuse(
             "weights with scales along an axis other than the output channels",
@@ -192,7 +192,7 @@ fn check_scales(weights: &Weights, axis: usize) -> Found<()> {
 
 /// Refuses windows whose padding or dilation exceeds any realistic image, so that positions cannot
 /// overflow.
-fn check_window(window: &Window) -> Found<()> {
+fn check_window(window: &Window) -> Matched<()> {
     let near = |list: &[i64]| list.iter().all(|n| n.abs() <= 1 << 12);
     if near(&window.pads) && near(&window.dilations) {
         return Ok(());
@@ -200,7 +200,7 @@ fn check_window(window: &Window) -> Found<()> {
     Err(refuse("padding or dilation above 4096"))
 }
 
-fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Found<Site> {
+fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Matched<Site> {
     let (x, weights) = (view.operand(0)?, view.weights(1, 0)?);
     let m = weights.shape.first().copied().unwrap_or(0);
     check_scales(&weights, 0)?;
@@ -211,7 +211,7 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
         bias: view.bias(2, m)?,
         x,
         weights,
-        form: Form::Conv {
+        form: ProductKind::Conv {
             window: conv.window.clone(),
             group,
         },
@@ -220,7 +220,7 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
 }
 
 /// A transposed convolution, as a convolution of the input with zero points between its elements.
-fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic) -> Found<Site> {
+fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic) -> Matched<Site> {
     let (x, given) = (view.operand(0)?, view.weights(1, 1)?);
     let group = num::exact::<usize, _>(conv.group, "a number of groups")?;
     let [c, per_group, kernel @ ..] = given.shape.as_slice() else {
@@ -264,16 +264,16 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
         bias: view.bias(2, m)?,
         x,
         weights,
-        form: Form::Conv { window, group },
+        form: ProductKind::Conv { window, group },
     };
     finished(product, Some(steps), view.result()?, arithmetic)
 }
 
 /// The site of a product and its result.
-fn finished(product: Product, steps: Option<Vec<i64>>, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
+fn finished(product: Product, steps: Option<Vec<i64>>, to: Result8, arithmetic: Arithmetic) -> Matched<Site> {
     let axis = match product.form {
-        Form::Matmul { .. } => product.x.shape.len().saturating_sub(1),
-        Form::Conv { .. } => 1,
+        ProductKind::Matmul { .. } => product.x.shape.len().saturating_sub(1),
+        ProductKind::Conv { .. } => 1,
     };
     Ok(Site::Product(Box::new(Constant {
         packed: pack(&product, &to, arithmetic)?,
@@ -285,7 +285,7 @@ fn finished(product: Product, steps: Option<Vec<i64>>, to: Result8, arithmetic: 
     })))
 }
 
-fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> Found<Site> {
+fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> Matched<Site> {
     #[allow(clippy::float_cmp, reason = "the attribute's default")]
     let plain = gemm.alpha == 1.0 && !gemm.trans_a && (gemm.beta == 1.0 || !view.has_bias(2));
     if !plain {
@@ -300,7 +300,7 @@ fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> F
 }
 
 /// Number of output columns of a weight matrix.
-fn columns(weights: &Weights, transposed: bool) -> Found<usize> {
+fn columns(weights: &Weights, transposed: bool) -> Matched<usize> {
     match weights.shape[..] {
         [n, _] if transposed => Ok(n),
         [_, n] => Ok(n),
@@ -309,18 +309,18 @@ fn columns(weights: &Weights, transposed: bool) -> Found<usize> {
 }
 
 /// A matmul with constant weights.
-fn by_rows(x: Quantized, weights: Weights, transposed: bool, bias: Bias) -> Found<Product> {
+fn by_rows(x: Quantized, weights: Weights, transposed: bool, bias: Bias) -> Matched<Product> {
     check_scales(&weights, if transposed { 0 } else { 1 })?;
     channels(&x.shape, x.shape.len().saturating_sub(1))?;
     Ok(Product {
         bias,
         x,
         weights,
-        form: Form::Matmul { transposed },
+        form: ProductKind::Matmul { transposed },
     })
 }
 
-fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> Found<Site> {
+fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> Matched<Site> {
     let a = view.operand(0)?;
     if view.is_constant(1) {
         let axis = if matmul.trans_b { 0 } else { 1 };
@@ -349,7 +349,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
 }
 
 /// The site of a function of one activation that is given as a table.
-pub(super) fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Site> {
+pub(super) fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Matched<Site> {
     if x.shape != to.shape {
         return Err(refuse("constants that add axes"));
     }
@@ -357,7 +357,7 @@ pub(super) fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Si
     Ok(Site::Table { x, table, to })
 }
 
-fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> Found<Site> {
+fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> Matched<Site> {
     if let Some(x) = view.only_operand() {
         let (x, to) = (view.operand(x)?, view.result()?);
         if let Some(bounds) = view.clamp() {
@@ -384,7 +384,7 @@ fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> F
     binary(view, function, view.result()?, arithmetic)
 }
 
-fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
+fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arithmetic) -> Matched<Site> {
     let mut operands = [view.operand(0)?, view.operand(1)?];
     for q in &mut operands {
         let rank = to.to.shape.len();
@@ -411,7 +411,7 @@ fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arit
 }
 
 /// A maximum (`None`), or a mean that includes padding or not.
-fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: Arithmetic) -> Found<Site> {
+fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: Arithmetic) -> Matched<Site> {
     let (x, to) = (view.operand(0)?, view.result()?);
     if x.shape.len() < 3 {
         return Err(refuse("an operand without spatial axes"));
@@ -452,7 +452,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
 }
 
 /// For a pool over all spatial axes: whether it takes the maximum, and its window.
-fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
+fn over_all(view: &View<'_, '_>) -> Matched<(bool, Window)> {
     let shape = view.operand(0)?.shape;
     if let Some(pool) = view.op.downcast::<GlobalPool>() {
         let sizes = spatial(&shape)?;
@@ -478,7 +478,7 @@ fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
     Ok((is_max, Window::new(&reduced(&shape, Some(&list))?)))
 }
 
-fn softmax_of(view: &View<'_, '_>, softmax: &Softmax) -> Found<Site> {
+fn softmax_of(view: &View<'_, '_>, softmax: &Softmax) -> Matched<Site> {
     let (x, to) = (view.operand(0)?, view.result()?);
     let (axis, channels) = softmax_axis(softmax, &x.shape)?;
     let steps = Affine {

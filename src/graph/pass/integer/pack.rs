@@ -14,12 +14,12 @@ pub(super) struct Product {
     pub x: Quantized,
     pub weights: Weights,
     pub bias: Bias,
-    pub form: Form,
+    pub form: ProductKind,
 }
 
 /// The kind of product, and the layout of its weights in the model.
 #[derive(Clone, Debug)]
-pub(super) enum Form {
+pub(super) enum ProductKind {
     /// `[k, n]`, or `[n, k]` if transposed.
     Matmul { transposed: bool },
     /// `[m, c / group, kernel..]`.
@@ -40,8 +40,8 @@ pub(super) struct Packed {
 /// Number of groups.
 fn groups(p: &Product) -> usize {
     match &p.form {
-        Form::Matmul { .. } => 1,
-        Form::Conv { group, .. } => *group,
+        ProductKind::Matmul { .. } => 1,
+        ProductKind::Conv { group, .. } => *group,
     }
 }
 
@@ -49,20 +49,20 @@ fn groups(p: &Product) -> usize {
 const MOST_GROUPS: usize = 8;
 
 /// Weights as `[output channel, tap, input channel of the group]`.
-struct Rows {
+struct TapRows {
     outputs: usize,
     taps: usize,
     depth: usize,
     data: Vec<i8>,
 }
 
-impl Rows {
+impl TapRows {
     fn new(p: &Product) -> Result<Self, Refusal> {
         let (shape, w) = (&p.weights.shape, &p.weights.data);
         let (outputs, taps, depth, transposed) = match (&p.form, shape.as_slice()) {
-            (Form::Matmul { transposed }, [a, b]) if *transposed => (*a, 1, *b, true),
-            (Form::Matmul { .. }, [a, b]) => (*b, 1, *a, false),
-            (Form::Conv { .. }, [m, c, kernel @ ..]) => (*m, kernel.iter().product(), *c, true),
+            (ProductKind::Matmul { transposed }, [a, b]) if *transposed => (*a, 1, *b, true),
+            (ProductKind::Matmul { .. }, [a, b]) => (*b, 1, *a, false),
+            (ProductKind::Conv { .. }, [m, c, kernel @ ..]) => (*m, kernel.iter().product(), *c, true),
             _ => return Err(refuse("weights with too few axes")),
         };
         let mut data = Vec::with_capacity(w.len());
@@ -95,7 +95,7 @@ impl Rows {
 /// The weights, biases and factors of a product. Those of padding channels are 0. Refuses products
 /// whose sums may exceed 32 bits.
 pub(super) fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<Packed, Refusal> {
-    let rows = Rows::new(p)?;
+    let rows = TapRows::new(p)?;
     let group = groups(p);
     let whole = |n: usize| n.next_multiple_of(int8::WORD);
     let stored = whole(rows.outputs);
@@ -153,10 +153,10 @@ fn alone(bias: f64, to: &Result8, arithmetic: Arithmetic) -> Result<(i64, Factor
 }
 
 /// The weights in the layout for their groups.
-fn stored_weights(p: &Product, rows: &Rows, group: usize) -> Result<(Kind, Vec<usize>, Vec<i8>), Refusal> {
+fn stored_weights(p: &Product, rows: &TapRows, group: usize) -> Result<(Kind, Vec<usize>, Vec<i8>), Refusal> {
     let whole = |n: usize| n.next_multiple_of(int8::WORD);
     let outputs = whole(rows.outputs);
-    let Form::Conv { window, .. } = &p.form else {
+    let ProductKind::Conv { window, .. } = &p.form else {
         let depth = whole(rows.depth);
         let mut data = vec![0; outputs * depth];
         for (to, o) in data.chunks_mut(depth.max(1)).zip(0..rows.outputs) {

@@ -1,6 +1,6 @@
 //! Tables of functions of one 8-bit integer.
 
-use super::find::Found;
+use super::find::Matched;
 use super::refuse;
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
 use crate::tensor::{DType, HostTensor};
@@ -10,8 +10,8 @@ use crate::tensor::{DType, HostTensor};
 pub(super) fn sampled(
     dtype: DType,
     map: Affine,
-    function: impl FnOnce(HostTensor) -> Found<HostTensor>,
-) -> Found<Vec<f32>> {
+    function: impl FnOnce(HostTensor) -> Matched<HostTensor>,
+) -> Matched<Vec<f32>> {
     let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
     let x = HostTensor::from_floats(dtype, &[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
     let y = function(x)?;

@@ -2,7 +2,7 @@
 //! between conversions, or one operator with scales and zero points among its operands.
 
 use super::chain::{first_result, results};
-use super::find::Found;
+use super::find::Matched;
 use super::values::{
     Bias, Quantized, Result8, Weights, clamp, dequantized, is_known, known, quantized, quantized_by, result,
     weights, weights_of,
@@ -99,7 +99,7 @@ impl<'a, 'b> View<'a, 'b> {
         input(self.node, i)
     }
 
-    fn place(&self, places: &Places, i: usize) -> Found<[Option<ValueId>; 3]> {
+    fn place(&self, places: &Places, i: usize) -> Matched<[Option<ValueId>; 3]> {
         let place = places.operands.get(i);
         let place = place.ok_or_else(|| refuse("a missing operand"))?;
         Ok([place.data, place.scale, place.zero].map(|i| self.input(i)))
@@ -112,7 +112,7 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// Operand `i` of the float operator, an activation or a constant.
-    pub fn operand(&self, i: usize) -> Found<Quantized> {
+    pub fn operand(&self, i: usize) -> Matched<Quantized> {
         let missing = || refuse("a missing operand");
         let Some(places) = &self.places else {
             return dequantized(self.edit, self.input(i).ok_or_else(missing)?);
@@ -149,7 +149,7 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// The number in a constant operand, or `otherwise` if the operand is omitted.
-    pub fn number(&self, v: Option<ValueId>, otherwise: f32) -> Found<f32> {
+    pub fn number(&self, v: Option<ValueId>, otherwise: f32) -> Matched<f32> {
         match v {
             None => Ok(otherwise),
             Some(v) => scalar(self.edit, v).ok_or_else(|| refuse("an operand that is not constant")),
@@ -157,7 +157,7 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// The integers of constant operand `i`.
-    pub fn integers(&self, i: usize) -> Found<Vec<i64>> {
+    pub fn integers(&self, i: usize) -> Matched<Vec<i64>> {
         let list = self.input(i).and_then(|v| known(self.edit, v));
         let list = list.and_then(|t| t.to_i64().ok());
         list.ok_or_else(|| refuse("an operand that is not constant"))
@@ -165,7 +165,7 @@ impl<'a, 'b> View<'a, 'b> {
 
     /// Operand `i` as constant weights. Several scales are along `axis`, unless `DequantizeLinear`
     /// names another axis.
-    pub fn weights(&self, i: usize, axis: i64) -> Found<Weights> {
+    pub fn weights(&self, i: usize, axis: i64) -> Matched<Weights> {
         match &self.places {
             None => {
                 let v = self.input(i);
@@ -182,20 +182,20 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// The bias of `n` channels, which is operand `i` of the float operator.
-    pub fn bias(&self, i: usize, n: usize) -> Found<Bias> {
+    pub fn bias(&self, i: usize, n: usize) -> Matched<Bias> {
         match &self.places {
             None => Bias::new(self.edit, self.input(i), n),
             Some(places) => Bias::of_integers(self.edit, places.bias.and_then(|i| self.input(i)), n),
         }
     }
 
-    fn output(&self) -> Found<ValueId> {
+    fn output(&self) -> Matched<ValueId> {
         let first = self.node.outputs.first().copied();
         first.ok_or_else(|| refuse("a missing output"))
     }
 
     /// The only result.
-    pub fn result(&self) -> Found<Result8> {
+    pub fn result(&self) -> Matched<Result8> {
         let Some(places) = &self.places else {
             return result(self.edit, self.output()?);
         };
@@ -207,7 +207,7 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// All results.
-    pub fn results(&self) -> Found<Vec<Result8>> {
+    pub fn results(&self) -> Matched<Vec<Result8>> {
         if self.places.is_some() {
             return Ok(vec![self.result()?]);
         }
@@ -216,13 +216,13 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// The result of a node that is itself a quantization.
-    pub fn rescaled(&self) -> Found<Quantized> {
+    pub fn rescaled(&self) -> Matched<Quantized> {
         quantized_by(self.edit, self.id)
     }
 
     /// The bias and the result of a matmul with `n` columns. The bias is a constant that a
     /// following `Add` adds, or 0.
-    pub fn biased_result(&self, n: usize) -> Found<(Bias, Result8)> {
+    pub fn biased_result(&self, n: usize) -> Matched<(Bias, Result8)> {
         let sum = self.places.is_none().then(|| self.sum()).flatten();
         match sum {
             Some((bias, y)) => Ok((Bias::new(self.edit, Some(bias), n)?, result(self.edit, y)?)),
@@ -276,7 +276,7 @@ impl<'a, 'b> View<'a, 'b> {
     }
 
     /// The results of a function of one operand for the integers -128 to 127 with this map.
-    pub fn function(&self, map: Affine) -> Found<Vec<f32>> {
+    pub fn function(&self, map: Affine) -> Matched<Vec<f32>> {
         if self.places.is_none() {
             let x = self.only_operand().and_then(|i| self.input(i));
             let x = x.ok_or_else(|| refuse("a missing operand"))?;

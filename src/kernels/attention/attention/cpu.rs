@@ -20,7 +20,7 @@ use crate::backend::kernel::KernelSpec;
 use crate::kernels::kv_append::cpu::live_value;
 use crate::tensor::DType;
 use partials::Partials;
-use rows::{Rows, Stored};
+use rows::{CacheRows, Stored};
 use std::ops::Range;
 
 pub(crate) type Args = super::Args<Bound>;
@@ -54,10 +54,10 @@ pub struct Attention {
 }
 
 /// First row, number of rows, position of the first page, and keys that the first row sees.
-type Tile = [i32; 4];
+type RowTile = [i32; 4];
 
 /// Number of rows of a tile, and of keys that its first row sees.
-fn tile_size([_, rows, _, seen]: &Tile) -> [usize; 2] {
+fn tile_size([_, rows, _, seen]: &RowTile) -> [usize; 2] {
     [*rows, *seen].map(|n| n.max(0).unsigned_abs() as usize)
 }
 
@@ -88,8 +88,8 @@ struct Problem {
     q: *const f32,
     /// The first result.
     y: usize,
-    k: Rows,
-    v: Rows,
+    k: CacheRows,
+    v: CacheRows,
 }
 
 /// Vectors of some rows that share a key head.
@@ -170,9 +170,9 @@ impl Attention {
     }
 
     /// The rows of keys and values, and the number of keys for which both have room.
-    fn states(&self, args: &Args) -> ([Rows; 2], usize) {
+    fn states(&self, args: &Args) -> ([CacheRows; 2], usize) {
         let rows = [(args.k, self.stored[0]), (args.v, self.stored[1])]
-            .map(|(m, stored)| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring));
+            .map(|(m, stored)| CacheRows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring));
         let batch = self.batch(args);
         let [k, v] = rows;
         (rows, k.room(args.k, batch).min(v.room(args.v, batch)))
@@ -225,7 +225,7 @@ impl Attention {
     /// The tiles of a dispatch in pages, and its pages.
     /// # Safety
     /// As for [`Kernel::run`].
-    unsafe fn tables(args: &Args) -> Option<(&[Tile], &[i32])> {
+    unsafe fn tables(args: &Args) -> Option<(&[RowTile], &[i32])> {
         // SAFETY: by the contract; the tables are read only.
         let (tiles, pages) = unsafe { (args.tiles?.slice::<i32>(), args.pages?.slice::<i32>()) };
         let (tiles, _) = tiles.as_chunks();
@@ -234,7 +234,7 @@ impl Attention {
 
     /// The part of a dispatch in pages that is one tile; `None` if it has no rows, or some that do
     /// not exist.
-    fn of_tile(&self, whole: &Problem, args: &Args, tile: &Tile, pages: &[i32]) -> Option<Problem> {
+    fn of_tile(&self, whole: &Problem, args: &Args, tile: &RowTile, pages: &[i32]) -> Option<Problem> {
         let mut numbers = [0; 4];
         for (to, from) in numbers.iter_mut().zip(tile) {
             *to = usize::try_from(*from).ok()?;
@@ -262,7 +262,7 @@ impl Attention {
     /// The numbers of parts into which the key heads and the keys of a tile with few vectors are
     /// cut. They do not depend on other tiles, nor on the number of threads, except that nothing is
     /// cut for a single one (`alone`).
-    fn tile_cuts(&self, args: &Args, tile: &Tile, alone: bool) -> [usize; 2] {
+    fn tile_cuts(&self, args: &Args, tile: &RowTile, alone: bool) -> [usize; 2] {
         let keys = self.reach(tile_size(tile)[1]);
         let wanted = if alone {
             1
@@ -273,7 +273,7 @@ impl Attention {
     }
 
     /// Number of units of a tile: key heads, or parts of heads and keys if vectors are few.
-    fn units(&self, args: &Args, tile: &Tile, alone: bool) -> usize {
+    fn units(&self, args: &Args, tile: &RowTile, alone: bool) -> usize {
         match tile_size(tile)[0].saturating_mul(Self::group(args)) {
             ..FEW => self.tile_cuts(args, tile, alone).iter().product(),
             _ => args.kv_heads,
@@ -281,7 +281,7 @@ impl Attention {
     }
 
     /// About how long a thread computes a tile.
-    fn tile_nanos(&self, args: &Args, tile: &Tile) -> usize {
+    fn tile_nanos(&self, args: &Args, tile: &RowTile) -> usize {
         let [rows, keys] = tile_size(tile);
         self.nanos(rows.saturating_mul(args.heads), self.reach(keys))
     }
@@ -436,7 +436,7 @@ impl Kernel for Attention {
         }
         // SAFETY: the tables are read only.
         if let Some((tiles, _)) = unsafe { Self::tables(args) } {
-            let sum = |of: &dyn Fn(&Tile) -> usize| tiles.iter().map(of).fold(0, usize::saturating_add);
+            let sum = |of: &dyn Fn(&RowTile) -> usize| tiles.iter().map(of).fold(0, usize::saturating_add);
             return match sum(&|tile| self.tile_nanos(args, tile)) {
                 ..SHARED_NANOS => 1,
                 _ => sum(&|tile| self.units(args, tile, false)).clamp(1, 16 * threads),

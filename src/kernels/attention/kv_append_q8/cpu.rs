@@ -68,7 +68,7 @@ impl Kernel for KvAppendQ8 {
         unsafe {
             simd::run(
                 self.isa,
-                Rows {
+                QuantizeRows {
                     kernel: self,
                     args,
                     start,
@@ -79,14 +79,14 @@ impl Kernel for KvAppendQ8 {
     }
 }
 
-struct Rows<'a> {
+struct QuantizeRows<'a> {
     kernel: &'a KvAppendQ8,
     args: &'a Args,
     start: usize,
     rows: Range<usize>,
 }
 
-impl Job for Rows<'_> {
+impl Job for QuantizeRows<'_> {
     type Out = ();
 
     #[inline(always)]

@@ -77,7 +77,7 @@ impl Kernel for Rotary {
         unsafe {
             simd::run(
                 self.isa,
-                Rows {
+                RotateRows {
                     args,
                     store,
                     rows,
@@ -89,7 +89,7 @@ impl Kernel for Rotary {
     }
 }
 
-struct Rows<'a, 'b> {
+struct RotateRows<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
     rows: Range<usize>,
@@ -97,7 +97,7 @@ struct Rows<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-impl Job for Rows<'_, '_> {
+impl Job for RotateRows<'_, '_> {
     type Out = ();
 
     #[inline(always)]

@@ -10,14 +10,14 @@ type Args = super::Args<Bound>;
 
 /// How indices address a tensor.
 #[derive(Clone, Copy, Debug)]
-enum Form {
+enum Addressing {
     /// One index per `row` elements, along an axis.
     Along,
     /// Tuples of this many indices, one per slice of `row` elements.
     Tuple(usize),
 }
 
-impl Form {
+impl Addressing {
     fn new(spec: &KernelSpec) -> Option<Self> {
         if dtype(spec, 1)?.is_float() {
             return None;
@@ -41,14 +41,14 @@ fn along(index: i32, n: i32, step: usize) -> Option<usize> {
 /// is outside the tensor.
 #[inline(always)]
 fn places(
-    form: Form,
+    form: Addressing,
     args: &Args,
     index: &[i32],
     range: std::ops::Range<usize>,
     mut f: impl FnMut(usize, usize, Option<usize>),
 ) {
     match form {
-        Form::Along => {
+        Addressing::Along => {
             let Args {
                 m1,
                 m2,
@@ -77,7 +77,7 @@ fn places(
                 at += n;
             }
         }
-        Form::Tuple(tuple) => {
+        Addressing::Tuple(tuple) => {
             let row = args.row;
             if row == 0 {
                 return;
@@ -104,7 +104,7 @@ fn places(
 /// `y[i] = x[place(i)]`, or 0 where an index is outside of `x`.
 pub struct GatherPlaces {
     halves: bool,
-    form: Form,
+    form: Addressing,
 }
 
 impl GatherPlaces {
@@ -143,7 +143,7 @@ impl Kernel for GatherPlaces {
         let elem = Elem::of(spec, 2)?;
         Some(Self {
             halves: elem.halves(spec, 0)?,
-            form: Form::new(spec)?,
+            form: Addressing::new(spec)?,
         })
     }
 
@@ -167,7 +167,7 @@ impl Kernel for GatherPlaces {
 /// `y[place(i)] = x[i]` where an index is inside `y`; other elements of `y` are kept. If several
 /// elements have the same place, the last one is stored, so there is only one piece.
 pub struct Scatter {
-    form: Form,
+    form: Addressing,
 }
 
 impl Kernel for Scatter {
@@ -175,7 +175,7 @@ impl Kernel for Scatter {
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         Some(Self {
-            form: Form::new(spec)?,
+            form: Addressing::new(spec)?,
         })
     }
 

@@ -56,7 +56,7 @@ impl Kernel for Norm {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let rows = part(args.rows, 1, piece, pieces);
-        let job = Rows {
+        let job = NormalizeRows {
             args,
             store,
             rows,
@@ -70,7 +70,7 @@ impl Kernel for Norm {
 }
 
 /// Normalizes some rows.
-struct Rows<'a, 'b> {
+struct NormalizeRows<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
     rows: Range<usize>,
@@ -81,7 +81,7 @@ struct Rows<'a, 'b> {
 
 /// Turns elements of a row into results: `(x - center) * factor + term`, then `* scale[c] +
 /// bias[c]` if columns have their own scales or biases.
-struct Line {
+struct Transform {
     center: f32,
     factor: f32,
     term: f32,
@@ -89,7 +89,7 @@ struct Line {
     bias: Option<*const f32>,
 }
 
-impl Job for Rows<'_, '_> {
+impl Job for NormalizeRows<'_, '_> {
     type Out = ();
 
     #[inline(always)]
@@ -117,7 +117,7 @@ impl Job for Rows<'_, '_> {
                 };
                 let factor = 1.0 / (spread + self.args.epsilon).sqrt();
                 if self.by_column {
-                    let line = Line {
+                    let line = Transform {
                         center,
                         factor,
                         term: 0.0,
@@ -129,7 +129,7 @@ impl Job for Rows<'_, '_> {
                 }
                 for first in (0..cols).step_by(run) {
                     let set = row % sets * per + first / run;
-                    let line = Line {
+                    let line = Transform {
                         center,
                         factor: factor * scale.map_or(1.0, |s| *s.add(set)),
                         term: bias.map_or(0.0, |b| *b.add(set)),
@@ -212,7 +212,7 @@ unsafe fn write<S: Simd>(
     first: usize,
     x: *const f32,
     n: usize,
-    line: &Line,
+    line: &Transform,
     scratch: &mut Scratch,
 ) {
     // SAFETY: by the contract of the caller.
@@ -231,7 +231,7 @@ unsafe fn write<S: Simd>(
 
 /// Computes `n` results, of the columns from `column` on. `y` may be `x`.
 #[inline(always)]
-unsafe fn apply<S: Simd>(x: *const f32, y: *mut f32, n: usize, line: &Line, column: usize) {
+unsafe fn apply<S: Simd>(x: *const f32, y: *mut f32, n: usize, line: &Transform, column: usize) {
     // SAFETY: by the contract of the caller.
     unsafe {
         let (center, factor, term) = (S::splat(line.center), S::splat(line.factor), S::splat(line.term));

@@ -54,7 +54,7 @@ impl Kernel for Int8Quantize {
         // SAFETY: nobody writes x; the piece owns these results; the processor supports the
         // instruction set.
         unsafe {
-            let job = Rows {
+            let job = ByteRows {
                 args,
                 x: args.x.slice(),
                 y: args.y.slice_mut(rows.start * args.words..rows.end * args.words),
@@ -68,7 +68,7 @@ impl Kernel for Int8Quantize {
 /// Rows of results that are computed at once.
 const CHUNK: usize = 64;
 
-struct Rows<'a> {
+struct ByteRows<'a> {
     args: &'a QuantizeArgs,
     x: &'a [f32],
     y: &'a mut [u32],
@@ -108,7 +108,7 @@ impl Quantizer {
     }
 }
 
-impl Job for Rows<'_> {
+impl Job for ByteRows<'_> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

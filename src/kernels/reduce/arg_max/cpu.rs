@@ -151,7 +151,7 @@ impl<C: Choice> Search<'_, C> {
             0
         };
         let row = |c: usize| &x[base + c * inner..base + c * inner + n];
-        let mut found = Found {
+        let mut found = Best {
             best: [0.0; LINES],
             place: [0.0; LINES],
         };
@@ -183,12 +183,12 @@ impl<C: Choice> Search<'_, C> {
 }
 
 /// The best values of some lines so far, and their positions.
-struct Found {
+struct Best {
     best: [f32; LINES],
     place: [f32; LINES],
 }
 
-impl Found {
+impl Best {
     /// Compares with the first `n` elements (whole vectors) of `rows`, which start at row `first`.
     #[inline(always)]
     unsafe fn add<S: Simd, C: Choice, const N: usize>(

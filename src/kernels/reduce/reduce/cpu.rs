@@ -247,7 +247,7 @@ fn exact<O: Op>(x: &[f32], shape: &Shape, base: usize) -> (f32, f32) {
 }
 
 /// Reduces rows whose elements are contiguous.
-struct Rows<'a, O> {
+struct ReduceRows<'a, O> {
     x: &'a [f32],
     shape: &'a Shape,
     /// The first row; there are as many rows as results.
@@ -327,7 +327,7 @@ impl<F: Copy> Sums<F> {
     }
 }
 
-impl<O: Op> Rows<'_, O> {
+impl<O: Op> ReduceRows<'_, O> {
     /// Combines one row; `None` if some element may be NaN and [`Op::WATCH`] is set.
     #[inline(always)]
     unsafe fn row<S: Simd, P: Op>(&self, base: usize, top: f32) -> Option<f32> {
@@ -343,7 +343,7 @@ impl<O: Op> Rows<'_, O> {
     }
 }
 
-impl<O: Op> Job for Rows<'_, O> {
+impl<O: Op> Job for ReduceRows<'_, O> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -537,7 +537,7 @@ impl Reduce {
             if shape.is_of_rows() {
                 simd::run(
                     self.isa,
-                    Rows {
+                    ReduceRows {
                         x,
                         shape,
                         first,

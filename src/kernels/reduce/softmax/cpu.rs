@@ -39,7 +39,7 @@ impl Kernel for Softmax {
         unsafe {
             simd::run(
                 self.isa,
-                Rows {
+                SoftmaxRows {
                     args,
                     store,
                     rows,
@@ -51,7 +51,7 @@ impl Kernel for Softmax {
     }
 }
 
-struct Rows<'a, 'b> {
+struct SoftmaxRows<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
     rows: Range<usize>,
@@ -59,7 +59,7 @@ struct Rows<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-impl Job for Rows<'_, '_> {
+impl Job for SoftmaxRows<'_, '_> {
     type Out = ();
 
     #[inline(always)]

@@ -14,7 +14,7 @@ type Args = super::InnerArgs<Bound>;
 const WIDTH: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum Mode {
     Plain,
     Log,
     Hard,
@@ -23,7 +23,7 @@ enum Form {
 /// The kernel `softmax_axis`.
 pub struct SoftmaxAxis {
     isa: Isa,
-    form: Form,
+    form: Mode,
 }
 
 impl Kernel for SoftmaxAxis {
@@ -32,9 +32,9 @@ impl Kernel for SoftmaxAxis {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let has = |name| spec.defines.contains_key(name);
         let form = match (has("LOG"), has("HARDMAX")) {
-            (_, true) => Form::Hard,
-            (true, _) => Form::Log,
-            _ => Form::Plain,
+            (_, true) => Mode::Hard,
+            (true, _) => Mode::Log,
+            _ => Mode::Plain,
         };
         Some(Self { isa, form })
     }
@@ -72,13 +72,13 @@ struct Units<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
     units: Range<usize>,
-    form: Form,
+    form: Mode,
     scratch: &'a mut Scratch,
 }
 
 /// For each row of a unit: the largest element, its position, and the inverse or the logarithm of
 /// the sum of exponentials.
-struct Found {
+struct RowStats {
     top: [f32; WIDTH],
     place: [u32; WIDTH],
     sum: [f32; WIDTH],
@@ -121,8 +121,8 @@ impl Job for Units<'_, '_> {
 }
 
 #[inline(always)]
-unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, form: Form) -> Found {
-    let mut found = Found {
+unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, form: Mode) -> RowStats {
+    let mut found = RowStats {
         top: [f32::NEG_INFINITY; WIDTH],
         place: [0; WIDTH],
         sum: [0.0; WIDTH],
@@ -133,14 +133,14 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
             for i in 0..width {
                 let v = *x.add(c * inner + i);
                 // Of all the largest, NaN is the first.
-                let odd = form == Form::Hard && v.is_nan() && !found.top[i].is_nan();
+                let odd = form == Mode::Hard && v.is_nan() && !found.top[i].is_nan();
                 if v > found.top[i] || odd {
                     found.top[i] = v;
                     found.place[i] = c as u32;
                 }
             }
         }
-        if form == Form::Hard {
+        if form == Mode::Hard {
             return found;
         }
         for c in 0..cols {
@@ -157,7 +157,7 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
         }
         for sum in &mut found.sum {
             let total = positive(*sum);
-            *sum = if form == Form::Log {
+            *sum = if form == Mode::Log {
                 total.ln()
             } else {
                 1.0 / total
@@ -169,31 +169,31 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
 
 /// Turns elements `c` of the rows into results.
 #[inline(always)]
-unsafe fn results<S: Simd>(line: &mut [f32; WIDTH], found: &Found, c: usize, form: Form) {
+unsafe fn results<S: Simd>(line: &mut [f32; WIDTH], found: &RowStats, c: usize, form: Mode) {
     // SAFETY: all arrays have `WIDTH` elements, a multiple of the lanes.
     unsafe {
         for i in (0..WIDTH).step_by(S::LANES) {
             let at = line.as_mut_ptr().add(i);
             let v = S::sub(S::load(at), S::load(found.top.as_ptr().add(i)));
             match form {
-                Form::Hard => {
+                Mode::Hard => {
                     for (y, place) in line.iter_mut().zip(found.place).skip(i).take(S::LANES) {
                         *y = f32::from(u8::from(place as usize == c));
                     }
                 }
-                Form::Log => S::store(at, S::sub(v, S::load(found.sum.as_ptr().add(i)))),
-                Form::Plain => S::store(at, S::mul(exp::<S>(v), S::load(found.sum.as_ptr().add(i)))),
+                Mode::Log => S::store(at, S::sub(v, S::load(found.sum.as_ptr().add(i)))),
+                Mode::Plain => S::store(at, S::mul(exp::<S>(v), S::load(found.sum.as_ptr().add(i)))),
             }
         }
     }
 }
 
 /// The result of element `c` of row `i`.
-fn one(v: f32, found: &Found, i: usize, c: usize, form: Form) -> f32 {
+fn one(v: f32, found: &RowStats, i: usize, c: usize, form: Mode) -> f32 {
     match form {
-        Form::Hard => f32::from(u8::from(found.place[i] as usize == c)),
-        Form::Log => v - found.top[i] - found.sum[i],
-        Form::Plain => (v - found.top[i]).exp() * found.sum[i],
+        Mode::Hard => f32::from(u8::from(found.place[i] as usize == c)),
+        Mode::Log => v - found.top[i] - found.sum[i],
+        Mode::Plain => (v - found.top[i]).exp() * found.sum[i],
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use crate::kernels::cpu::harness::{Random, compare, memory, run, spec};
     use crate::tensor::DType;
 
-    fn reference(x: &[f32], [outer, cols, inner]: [usize; 3], form: Form) -> Vec<f64> {
+    fn reference(x: &[f32], [outer, cols, inner]: [usize; 3], form: Mode) -> Vec<f64> {
         let mut y = vec![0.0; x.len()];
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let at = |c: usize| (o * cols + c) * inner + i;
@@ -213,9 +213,9 @@ mod tests {
             let sum: f64 = (0..cols).map(|c| (v(c) - top).exp()).sum();
             for c in 0..cols {
                 y[at(c)] = match form {
-                    Form::Plain => (v(c) - top).exp() / sum,
-                    Form::Log => v(c) - top - sum.ln(),
-                    Form::Hard => f64::from(u8::from(place == Some(c))),
+                    Mode::Plain => (v(c) - top).exp() / sum,
+                    Mode::Log => v(c) - top - sum.ln(),
+                    Mode::Hard => f64::from(u8::from(place == Some(c))),
                 };
             }
         }
@@ -236,9 +236,9 @@ mod tests {
             let x: Vec<f32> = random.floats(shape.iter().product());
             let x: Vec<f32> = x.iter().map(|v| (v * 12.0).round()).collect();
             for (form, define) in [
-                (Form::Plain, "PLAIN"),
-                (Form::Log, "LOG"),
-                (Form::Hard, "HARDMAX"),
+                (Mode::Plain, "PLAIN"),
+                (Mode::Log, "LOG"),
+                (Mode::Hard, "HARDMAX"),
             ] {
                 let want = reference(&x, shape, form);
                 let spec = spec(&[(define, 1)], &[Some(DType::F32); 2]);

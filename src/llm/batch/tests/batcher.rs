@@ -4,7 +4,7 @@ use super::threads::hooked;
 use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
-use crate::llm::batch::steps::Steps;
+use crate::llm::batch::steps::StepRunner;
 use crate::llm::codec::Codec;
 use crate::llm::testing::byte_codec;
 use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
@@ -16,7 +16,7 @@ fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batch
     over(threads, steps(fails_in))
 }
 
-fn over(threads: usize, steps: Steps) -> (tempfile::TempDir, Batcher) {
+fn over(threads: usize, steps: StepRunner) -> (tempfile::TempDir, Batcher) {
     let (dir, codec) = byte_codec("{}");
     let sessions = Sessions::Batch(steps);
     let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new());
@@ -115,7 +115,7 @@ fn cancelled_requests_end_wherever_they_are() {
         time: Duration::from_millis(2),
         ..FakeRows::new(CONFIG, true)
     };
-    let (_dir, batcher) = over(1, Steps::start(model).unwrap());
+    let (_dir, batcher) = over(1, StepRunner::start(model).unwrap());
     let mut running = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
     running.next().unwrap().unwrap();
     let all = Cancel::default();

@@ -4,7 +4,7 @@ use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{Error, ErrorKind};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
 use crate::llm::batch::beam::{Beam, BeamOptions, beam_search};
-use crate::llm::batch::steps::{BatchSequence, Steps};
+use crate::llm::batch::steps::{BatchSequence, StepRunner};
 use crate::llm::codec::Codec;
 use crate::llm::engine::BatchConfig;
 use crate::llm::folder::ModelFolder;
@@ -128,7 +128,7 @@ fn wide_beams_find_the_best_of_all_texts() {
         let prompt = prompt(seed, 61);
         let mut alone = Alone::new(&prompt, &eos);
         for penalty in [-1.0, 0.0, 0.7, 3.0] {
-            let steps = Steps::start(FakeRows::new(config, true)).unwrap();
+            let steps = StepRunner::start(FakeRows::new(config, true)).unwrap();
             let beams = beam_search(steps.sequence(), &codec, &prompt, &options(64, 4, penalty)).unwrap();
             let mut want = alone.search(None, 4, penalty);
             assert_eq!(want.len(), 8 * (1 + 3 + 9) + 27 * 11);
@@ -144,7 +144,7 @@ fn searches_end_early_with_the_same_texts() {
     let eos = [0, 1];
     let (_dir, codec) = codec(&eos);
     let batcher = |model| {
-        let sessions = Sessions::Batch(Steps::start(model).unwrap());
+        let sessions = Sessions::Batch(StepRunner::start(model).unwrap());
         Batcher::start(sessions, codec.clone(), 1, Vec::new())
     };
     let mut early = [0; 5];
@@ -204,7 +204,7 @@ fn beams_share_steps_and_pages_and_feed_nothing_again() {
     // 100 tokens and 5 times 19: a shared page, and one for each beam.
     let model = FakeRows::new(CONFIG, true);
     let count = model.steps.clone();
-    let steps = Steps::start(model).unwrap();
+    let steps = StepRunner::start(model).unwrap();
     let beams = beam_search(steps.sequence(), &codec, &prompt(1, 100), &options(5, 20, 1.0)).unwrap();
     assert_eq!((beams.len(), count.load(Ordering::Relaxed)), (5, 20));
     assert_eq!(steps.used_pages()[0], 0);
@@ -229,7 +229,7 @@ fn searches_and_requests_get_what_they_get_alone() {
     let (_dir, codec) = codec(&eos);
     // Too few pages for all of them, so that tokens are fed again.
     let model = FakeRows::new(CONFIG, true);
-    let sessions = Sessions::Batch(Steps::start(model).unwrap());
+    let sessions = Sessions::Batch(StepRunner::start(model).unwrap());
     let batcher = Batcher::start(sessions, codec.clone(), 3, Vec::new());
     let options = options(4, 25, 1.0);
     let mut tickets: Vec<_> = (0..4)
@@ -270,7 +270,7 @@ fn a_search_that_ends_with_an_error_leaves_nothing_behind() {
         ..FakeRows::new(BatchConfig { pages: 14, ..CONFIG }, true)
     };
     let count = model.steps.clone();
-    let all = Steps::start(model).unwrap();
+    let all = StepRunner::start(model).unwrap();
     let e = std::thread::scope(|scope| {
         scope.spawn(|| {
             while count.load(Ordering::Relaxed) < 5 {
@@ -289,7 +289,8 @@ fn a_search_that_ends_with_an_error_leaves_nothing_behind() {
     let full = |e: Error| assert_eq!(e.kind(), ErrorKind::OutOfMemory);
     full(beam_search(fails.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap_err());
     assert_eq!(fails.used_pages()[0], 0);
-    let search = |steps: &Steps| beam_search(steps.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap();
+    let search =
+        |steps: &StepRunner| beam_search(steps.sequence(), &codec, &prompt, &options(4, 9, 1.0)).unwrap();
     assert_eq!(search(&fails), search(&steps(None)));
     assert_eq!(search(&all), search(&steps(None)));
 }

@@ -4,7 +4,7 @@ use super::{CONFIG, FakeRows, VOCAB, steps};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::paged_attention::PAGE;
 use crate::llm::Candidates;
-use crate::llm::batch::steps::{BatchSequence, Steps};
+use crate::llm::batch::steps::{BatchSequence, StepRunner};
 use crate::llm::engine::{BatchConfig, Reproducible, RowModel, Span};
 use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel};
@@ -44,7 +44,7 @@ fn threads_share_steps() {
             ..FakeRows::new(BatchConfig { pages, ..CONFIG }, true)
         };
         let count = model.steps.clone();
-        let together = Steps::start(model).unwrap();
+        let together = StepRunner::start(model).unwrap();
         let all: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..12)
                 .map(|seed| {
@@ -71,7 +71,7 @@ fn pages_are_those_that_tokens_need() {
         context: 1024,
         ..CONFIG
     };
-    let steps = Steps::start(FakeRows::new(config, true)).unwrap();
+    let steps = StepRunner::start(FakeRows::new(config, true)).unwrap();
     let mut random = SplitMix64::new(5);
     let mut below = |n: u64| u32::try_from(random.next_u64() % n).unwrap();
     let mut sequences = Vec::new();
@@ -111,7 +111,7 @@ fn a_cancelled_call_ends_and_the_sequence_goes_on() {
         time: Duration::from_millis(50),
         ..FakeRows::new(CONFIG, false)
     };
-    let together = Steps::start(model).unwrap();
+    let together = StepRunner::start(model).unwrap();
     let mut sequence = together.sequence();
     let cancel = Cancel::default();
     cancel.cancel();
@@ -203,12 +203,12 @@ impl RowModel for Hooked {
     }
 }
 
-pub(super) fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
+pub(super) fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> StepRunner {
     limited(None, hook)
 }
 
 /// Steps whose calls may take so long.
-fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 'static) -> Steps {
+fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 'static) -> StepRunner {
     let config = BatchConfig {
         pages: 4,
         context: 100,
@@ -220,7 +220,7 @@ fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 's
         limit,
         ..FakeRows::new(config, true)
     };
-    Steps::start(Hooked(model, Box::new(hook))).unwrap()
+    StepRunner::start(Hooked(model, Box::new(hook))).unwrap()
 }
 
 #[test]

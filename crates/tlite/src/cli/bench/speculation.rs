@@ -19,7 +19,7 @@ const SETS: [(&str, &str); 2] = [
 ];
 
 #[derive(Deserialize)]
-struct Line {
+struct PromptLine {
     name: String,
     prompt: String,
 }
@@ -35,7 +35,7 @@ pub(super) struct Set {
 pub(super) fn prompts(codec: &Codec) -> Result<Vec<Set>> {
     let of_kind = |(kind, text): (&'static str, &str)| {
         let lines = text.lines().map(|line| {
-            let line: Line = serde_json::from_str(line)
+            let line: PromptLine = serde_json::from_str(line)
                 .map_err(|e| Error::internal(Stage::Run, format!("the prompts of {kind}: {e}")))?;
             let messages = [Message::user(&line.prompt)];
             let tokens = codec.encode(&messages[..], &Default::default(), &Cancel::default())?;

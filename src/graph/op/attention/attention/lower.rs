@@ -40,11 +40,8 @@ fn with<A>(call: Call<A>, name: &'static str, number: Option<i64>) -> Call<A> {
 /// Specializes a kernel for large GPUs to a head size.
 fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
     let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
-    from(
-        from(call.define("DIM", dim), 128, "DIM_FROM_128"),
-        256,
-        "DIM_FROM_256",
-    )
+    let call = from(call.define("DIM", dim), 128, "DIM_FROM_128");
+    from(call, 256, "DIM_FROM_256")
 }
 
 /// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
@@ -239,8 +236,8 @@ impl Node {
         (1..=most).rev().find(|n| group % n == 0).unwrap_or(1)
     }
 
-    /// Call of the generic kernel with work-groups of `items`, `depth` of them along the last axis of
-    /// the grid.
+    /// Call of the generic kernel with work-groups of `items`, `depth` of them along the last axis
+    /// of the grid.
     fn cut(&self, cut: &GroupShape, items: u32, depth: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);

@@ -7,7 +7,7 @@ use crate::tensor::DType;
 
 /// What an expression becomes steps for.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct OperandTypes<'a> {
     /// Element types of the operands.
     types: &'a [DType],
     /// Integers have 64 bits instead of 32.
@@ -19,11 +19,11 @@ impl Expr {
     /// 32. Integers of narrower types wrap to their low bits, as on the host.
     pub(super) fn program(&self, types: &[DType], wide: bool) -> OpResult<Program> {
         let mut steps = Steps::default();
-        let value = self.add(Target { types, wide }, &mut steps)?;
+        let value = self.add(OperandTypes { types, wide }, &mut steps)?;
         Ok(Program::new(steps, value, wide))
     }
 
-    fn add(&self, to: Target<'_>, steps: &mut Steps) -> OpResult<Register> {
+    fn add(&self, to: OperandTypes<'_>, steps: &mut Steps) -> OpResult<Register> {
         let value = self.add_whole(to, steps)?;
         let computes = match self {
             Self::Cast(..) | Self::Unary(..) => true,
@@ -42,7 +42,7 @@ impl Expr {
         })
     }
 
-    fn add_whole(&self, to: Target<'_>, steps: &mut Steps) -> OpResult<Register> {
+    fn add_whole(&self, to: OperandTypes<'_>, steps: &mut Steps) -> OpResult<Register> {
         let dtype = |e: &Self| e.dtype(to.types);
         let unsigned = |t: DType| to.wide && t == DType::U64;
         let to_float = |x, t| {
@@ -107,7 +107,7 @@ impl Expr {
 }
 
 /// A function of two integers. Shifts are left to the host, which knows their width.
-fn integers(f: Binary, [a, b]: [Register; 2], types: [DType; 2], to: Target<'_>) -> OpResult<Step> {
+fn integers(f: Binary, [a, b]: [Register; 2], types: [DType; 2], to: OperandTypes<'_>) -> OpResult<Step> {
     if matches!(f, Binary::ShiftLeft | Binary::ShiftRight) {
         let [dtype, _] = types;
         return Err(OpError::NoKernel(format!("{f:?} has no kernel for {dtype}")));

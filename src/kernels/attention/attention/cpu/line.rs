@@ -1,7 +1,7 @@
 //! Few vectors: keys and values are read as they are stored, once for several vectors.
 
 use super::partials::Partials;
-use super::rows::{Rows, Run, Stored};
+use super::rows::{CacheRows, Run, Stored};
 use super::soften::{Keys, Running, soften};
 use super::{BLOCK, FEW, Problem, SPLITS, Unit};
 use crate::backend::cpu::args::{Scratch, Store};
@@ -184,7 +184,7 @@ unsafe fn block<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, roo
 
 /// Rows that vectors can read, and whether they are halves: as they are stored, or decoded.
 #[inline(always)]
-unsafe fn readable<S: Simd>(rows: &Rows, run: Run, room: &Room) -> (Run, bool) {
+unsafe fn readable<S: Simd>(rows: &CacheRows, run: Run, room: &Room) -> (Run, bool) {
     if rows.stored != Stored::Bytes && rows.is_whole(room.width) {
         return (run, rows.stored == Stored::Halves);
     }

@@ -16,7 +16,7 @@ pub enum Stored {
 
 /// Rows of heads: `[batch, keys, kv_heads, dim]`.
 #[derive(Clone, Copy)]
-pub struct Rows {
+pub struct CacheRows {
     at: *const u8,
     pub stored: Stored,
     dim: usize,
@@ -40,7 +40,7 @@ pub struct Run {
     pub bytes: usize,
 }
 
-impl Rows {
+impl CacheRows {
     pub fn new(
         m: Memory,
         stored: Stored,
