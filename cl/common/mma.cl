@@ -4,10 +4,10 @@
 // 2 t and 2 t + 1 of rows g and g + 8 of the result. The terms of the sums may be in any order, as
 // long as both matrices agree.
 #define MMA(c, a0, a1, a2, a3, b0, b1) \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, " \
-               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-               : "+f"((c)[0]), "+f"((c)[1]), "+f"((c)[2]), "+f"((c)[3]) \
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+  asm volatile( \
+  "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+    : "+f"((c)[0]), "+f"((c)[1]), "+f"((c)[2]), "+f"((c)[3]) \
+    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
 // (word & mask) | with, in one instruction; of two constants, compilers make two instructions.
 #define MASKED_OR(d, word, mask, with) asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(word), "r"(mask), "r"(with))
 #define HALVES_SUB(d, a, b) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b))

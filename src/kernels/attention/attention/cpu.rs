@@ -159,7 +159,7 @@ impl Problem {
 
 impl Attention {
     /// Number of sequences, one after another; 1 with tiles, which name their sequences. (GPU
-    /// kernels get a different number in this parameter: the vectors of a row.)
+    /// kernels get a different number in this parameter: the pieces of a head.)
     fn batch(&self, args: &Args) -> usize {
         if args.tiles.is_some() { 1 } else { args.pieces }
     }

@@ -59,7 +59,7 @@ fn by_rows(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
 
 /// True if the last work-group of a head can detect that it is last and merge what the others
 /// wrote; needs PTX.
-fn meets(device: &DeviceProfile) -> bool {
+fn merges_itself(device: &DeviceProfile) -> bool {
     device.tensor_cores == Some(TensorCores::Ptx)
 }
 
@@ -402,14 +402,14 @@ impl Attention {
         let (live, live_keys) = cx.live(&node.live_keys());
         // If work-groups can see each other's writes, the last one of a head merges the partial
         // results.
-        let meet = strategy == Strategy::Row && meets(cx.device()) && node.heads.as_const().is_some();
+        let merged = strategy == Strategy::Row && merges_itself(cx.device()) && node.heads.as_const().is_some();
         let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
             None => None,
             Some(splits) => Some(cx.temp(DType::F32, splits.mul(&node.heads)?.mul(&row)?)),
         };
         let result = match found {
-            Some(found) if !meet => found,
+            Some(found) if !merged => found,
             _ => cx.output(0)?,
         };
         let [q, k, v] = node.operands;
@@ -445,7 +445,7 @@ impl Attention {
         match strategy {
             Strategy::Row => {
                 let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
-                let counted = found.zip(counters).filter(|_| meet);
+                let counted = found.zip(counters).filter(|_| merged);
                 let args = args!(RowArgs {
                     found: counted.map(|(found, _)| found),
                     counts: counted.map(|(_, n)| cx.counters(n)),
@@ -465,7 +465,7 @@ impl Attention {
             }
         }
         match splits {
-            Some(splits) if !meet => node.emit_merge(cx, result, splits),
+            Some(splits) if !merged => node.emit_merge(cx, result, splits),
             _ => Ok(()),
         }
     }
