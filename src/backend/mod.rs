@@ -154,14 +154,11 @@ pub struct Stats {
     #[serde(rename = "recorded_submits")]
     pub replayed_submits: u64,
     /// Launches in submitted recordings. Every command counts once, even if its grid is empty.
-    /// Each part of a sliced dispatch counts as one. The additional runs of a first run, for trial
-    /// and comparison, are not counted.
     pub launches: u64,
     /// Nanoseconds spent in driver calls that submit, write, read or wait; 0 if not measured.
     pub driver_ns: u64,
-    /// Device time in nanoseconds of the longest slice ([`OpenOptions::slice_ms`]), or of the
-    /// longest batch that the first run of a recording queues to measure it; 0 if work is not
-    /// sliced.
+    /// Device time in nanoseconds of the longest slice ([`OpenOptions::slice_ms`]); 0 if work is
+    /// not sliced.
     pub longest_slice_ns: u64,
 }
 

@@ -29,8 +29,8 @@ pub struct OpenOptions {
     /// The instruction set that the CPU backend uses; by default the best one of the processor.
     pub isa: Option<Isa>,
     /// Milliseconds that queued work may occupy an OpenCL device before other work gets its turn; 0
-    /// for no limit. Default: 8 on GPUs that share the host's memory, since they probably also draw
-    /// the screen; no limit on other devices.
+    /// for no limit. A single command may take longer. Default: 8 on GPUs that share the host's
+    /// memory, since they probably also draw the screen; no limit on other devices.
     pub slice_ms: Option<u32>,
 }
 
@@ -84,27 +84,23 @@ impl OpenOptions {
     /// If an option is set that only one backend supports: this backend, and the error for any
     /// other.
     pub fn only_on(&self) -> Option<(BackendKind, BackendError)> {
-        let refusal = |kind: BackendKind, field, value: String, can: &str| {
-            let why = format!("{value}: only the {kind} backend {can}");
+        let refusal = |kind: BackendKind, field, value: String| {
+            let why = format!("{value} requires the {kind} backend");
             Some((kind, BackendError::NotOffered { field, why }))
         };
         let (opencl, cpu) = (BackendKind::OpenCl, BackendKind::Cpu);
         if let Some(threads) = self.threads {
-            return refusal(cpu, "threads", threads.to_string(), "has threads");
+            return refusal(cpu, "threads", threads.to_string());
         }
         if let Some(isa) = self.isa {
-            return refusal(cpu, "cpu_isa", isa.to_string(), "chooses instructions");
+            return refusal(cpu, "cpu_isa", isa.to_string());
         }
         match (self.recording, self.images, self.slice_ms) {
             (way @ (ReplayMode::CommandBuffer | ReplayMode::Qcom), ..) => {
-                refusal(opencl, "recording", way.to_string(), "supports it")
+                refusal(opencl, "recording", way.to_string())
             }
-            (_, ImageUse::Of(_), _) => {
-                refusal(opencl, "images", self.images.name().to_owned(), "reads images")
-            }
-            (.., Some(ms)) if ms > 0 => {
-                refusal(opencl, "slice_ms", ms.to_string(), "splits work into slices")
-            }
+            (_, ImageUse::Of(_), _) => refusal(opencl, "images", self.images.to_string()),
+            (.., Some(ms)) if ms > 0 => refusal(opencl, "slice_ms", ms.to_string()),
             _ => None,
         }
     }

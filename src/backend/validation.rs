@@ -412,12 +412,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let caps = Caps::generic_gpu();
-        let of = |text: &str| program_result(Some(&store), &caps, "softmax in parts", text);
+        let of = |text: &str| program_result(Some(&store), &caps, "probe", text);
         assert_eq!(of("a"), None);
-        store_program_result(&store, &caps, "softmax in parts", "a", true);
-        store_program_result(&store, &caps, "softmax in parts", "b", false);
+        store_program_result(&store, &caps, "probe", "a", true);
+        store_program_result(&store, &caps, "probe", "b", false);
         assert_eq!((of("a"), of("b"), of("c")), (Some(true), Some(false), None));
-        assert_eq!(program_result(None, &caps, "softmax in parts", "a"), None);
+        assert_eq!(program_result(None, &caps, "probe", "a"), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import predictions
 from drivers import Counts, Failed
-from tables import LANGUAGE, MAX_RATIO_TO_INT4, markdown, parts
+from tables import LANGUAGE, MAX_RATIO_TO_INT4, markdown
 
 # Kernels that the page shows; the summary beside it has all.
 SHOWN = [
@@ -49,9 +49,6 @@ on Adreno and scalar on Mali. Waves are those for which the registers leave room
 Adreno; on Mali, 2 is full occupancy and 1 is half.
 
 {kernels}
-
-{many} of the OpenCL C forms run in parts of their grids, as time slicing requires. They need up to
-{more} instructions more than the whole kernel. {lost}
 
 ## E0M4 against INT4
 
@@ -138,7 +135,6 @@ def write(path, version, commit, entries, table, rows, pairs, decoders, runs, fi
     """Writes the page."""
     ours = {(e["backend"], e["key"]) for e in entries if "compared" not in e}
     counts = [c for at, found in table.items() if at in ours for c in found.values()]
-    many, more, lost = parts(table)
     chips = "\n".join(
         f"* {gpu} ({chip}): {b / 1e9:.1f} GB/s, {h / 1e12:.1f} f16 TFLOP/s"
         for gpu, (chip, b, h) in predictions.PEAKS.items()
@@ -151,9 +147,6 @@ def write(path, version, commit, entries, table, rows, pairs, decoders, runs, fi
             failed=sum(1 for c in counts if isinstance(c, Failed)),
             spilled=sum(1 for c in counts if isinstance(c, Counts) and c.spills),
             kernels=markdown(kernel_rows(rows)),
-            many=many,
-            more=more,
-            lost="These lose waves: " + "; ".join(lost) + "." if lost else "None loses waves.",
             most=MAX_RATIO_TO_INT4,
             costs=markdown(cost_rows(pairs)),
             chips=chips,

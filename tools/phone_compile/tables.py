@@ -14,9 +14,6 @@ MAX_RATIO_TO_INT4 = 1.1
 
 LANGUAGE = {"opencl": "OpenCL C", "wgpu": "WGSL"}
 
-# Marks the key of a form that runs in parts of its grid, as time slices need.
-IN_PARTS = " in parts"
-
 
 def text_of(folder, entry):
     """Checksum of a kernel text."""
@@ -164,34 +161,6 @@ def dearer(pairs):
         for backend, gpu, form, ours, theirs in pairs
         if " PAIRS=1" in form and ours > MAX_RATIO_TO_INT4 * theirs
     ]
-
-
-def parts(table):
-    """Forms that run in parts of their grids: their number, the most instructions that one needs
-    more than the whole kernel, and those that lose waves, one line each.
-
-    >>> whole, part = Counts(100, 8, 16, 0), Counts(104, 8, 16, 0)
-    >>> parts({("opencl", "a"): {"g": whole}, ("opencl", "a in parts"): {"g": part}})
-    (1, 4, [])
-    >>> part = Counts(104, 20, 8, 0)
-    >>> parts({("opencl", "a"): {"g": whole}, ("opencl", "a in parts"): {"g": part}})
-    (1, 4, ['`a` on g: 8 waves in parts, 16 as a whole'])
-    """
-    many, more, lost = 0, 0, []
-    for (backend, key), counts in table.items():
-        if not key.endswith(IN_PARTS):
-            continue
-        many += 1
-        name = key.removesuffix(IN_PARTS)
-        whole = table.get((backend, name), {})
-        for gpu, c in counts.items():
-            w = whole.get(gpu)
-            if not (isinstance(c, Counts) and isinstance(w, Counts)):
-                continue
-            more = max(more, c.instructions - w.instructions)
-            if c.waves < w.waves:
-                lost.append(f"`{name}` on {gpu}: {c.waves} waves in parts, {w.waves} as a whole")
-    return many, more, lost
 
 
 def markdown(rows):

@@ -2,9 +2,7 @@
 //! with a list:
 //! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is
 //! a folder with `model.onnx`, or a file; weights are not needed. Also writes the cost of a token
-//! (or of a run with all symbols 1) of each model; for models after `--costs`, only this. OpenCL C
-//! kernels that can run on parts of their grid, as time slices need, are also written in that form.
-//! Of kernels that differ only in operand types or epilogues, only the first is.
+//! (or of a run with all symbols 1) of each model; for models after `--costs`, only this.
 //!
 //! In addition, it writes the GEMV kernels with E0M4 weights and equivalent INT4 kernels, with one
 //! and two loop steps, so that the difference is the cost of the weight format alone.
@@ -18,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use tlite::inspect::{Request, model_file, plans};
 use transformer_lite::unstable::backend::device_presets::PHONES;
-use transformer_lite::unstable::backend::kernel::{KernelSpec, Language, in_parts};
+use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
 use transformer_lite::unstable::backend::{BackendKind, Caps};
 use transformer_lite::unstable::graph::ValueId;
 use transformer_lite::unstable::graph::derive::derive;
@@ -113,72 +111,29 @@ struct Writer {
     folder: PathBuf,
     entries: Vec<Entry>,
     known: HashMap<(&'static str, String), usize>,
-    /// Kernels already written in parts: kernel, work-items, defines, images.
-    in_parts: HashMap<String, KernelSpec>,
-}
-
-/// Variant to write.
-#[derive(Clone, Copy)]
-enum Form {
-    Plain,
-    /// For running on parts of the grid.
-    InParts,
-    Compared(Compared),
 }
 
 impl Writer {
-    /// Adds the kernel and, if supported, its variant for parts of the grid.
-    fn add_forms(
-        &mut self,
-        spec: &KernelSpec,
-        language: Language,
-        phone: &'static str,
-    ) -> Result<(), AnyError> {
-        self.add(spec, language, phone, Form::Plain)?;
-        if language != Language::OpenClC || !spec.free_axes().contains(&true) {
-            return Ok(());
-        }
-        let KernelSpec {
-            kernel,
-            workgroup,
-            defines,
-            images,
-            ..
-        } = spec;
-        let like = format!("{} {workgroup} {defines:?} {images:?}", kernel.name);
-        let first = self.in_parts.entry(like).or_insert_with(|| spec.clone()).clone();
-        self.add(&first, language, phone, Form::InParts)
-    }
-
     fn add(
         &mut self,
         spec: &KernelSpec,
         language: Language,
         phone: &'static str,
-        form: Form,
+        compared: Option<Compared>,
     ) -> Result<(), AnyError> {
         let backend = match language {
             Language::OpenClC => "opencl",
             Language::Wgsl => "wgpu",
         };
         let mut key = key(spec);
-        let mut compared = None;
-        match form {
-            Form::Plain => {}
-            Form::InParts => key.push_str(" in parts"),
-            Form::Compared(c) => {
-                key = format!("{} by {}: {key}", c.format, c.weights);
-                compared = Some(c);
-            }
+        if let Some(c) = compared {
+            key = format!("{} by {}: {key}", c.format, c.weights);
         }
         if let Some(i) = self.known.get(&(backend, key.clone())) {
             self.entries[*i].phones.insert(phone);
             return Ok(());
         }
-        let mut text = spec.expand(language)?;
-        if matches!(form, Form::InParts) {
-            text = in_parts(&text);
-        }
+        let text = spec.expand(language)?;
         let (bytes, extension) = match language {
             Language::OpenClC => (text.into_bytes(), "cl"),
             Language::Wgsl => (
@@ -219,12 +174,7 @@ impl Writer {
                 // The variant without unrolling.
                 spec.defines.remove("WHOLE");
                 let weights = 8 * columns * steps;
-                self.add(
-                    &spec,
-                    language,
-                    phone,
-                    Form::Compared(Compared { format, weights }),
-                )?;
+                self.add(&spec, language, phone, Some(Compared { format, weights }))?;
             }
         }
         Ok(())
@@ -351,7 +301,6 @@ fn main() -> Result<(), AnyError> {
         folder,
         entries: Vec::new(),
         known: HashMap::new(),
-        in_parts: HashMap::new(),
     };
     let mut costs = Vec::new();
     let mut kernels = true;
@@ -369,7 +318,7 @@ fn main() -> Result<(), AnyError> {
             for phone in PHONES {
                 let plans = all_plans(&model, &phone.caps(language))?;
                 for spec in plans.iter().flat_map(|p| &p.kernels) {
-                    writer.add_forms(spec, language, phone.name)?;
+                    writer.add(spec, language, phone.name, None)?;
                     if spec.kernel.name == "matvec_e0m" && spec.defines.get("BITS") == Some(&4) {
                         writer.compare(spec, language, phone.name)?;
                     }

@@ -2,9 +2,9 @@
 //! measured peaks of a device ([`Peaks`]).
 //!
 //! A node takes at least the time of its bytes at peak bandwidth or of its arithmetic at peak rate,
-//! whichever is longer, plus a launch per command unless the backend slices it. Nodes run one
-//! after another. Bytes count even if a cache keeps them from one node to the next, so a model that
-//! fits in a cache may be faster than this bound.
+//! whichever is longer, plus a launch per command. Nodes run one after another. Bytes count even if
+//! a cache keeps them from one node to the next, so a model that fits in a cache may be faster than
+//! this bound.
 
 pub mod measured;
 
@@ -39,7 +39,7 @@ impl Bound {
 /// Cost of some work, and its minimum time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Total {
-    /// Commands; each is one launch unless the backend slices it.
+    /// Commands; each is one launch.
     pub launches: u64,
     /// Bytes that commands read.
     pub read_bytes: u64,
@@ -238,8 +238,8 @@ impl Work {
         }
     }
 
-    /// The same work in a given number of launches, if the backend divides commands into slices.
-    /// Their time is divided equally among the commands.
+    /// The same work in a given number of launches, as counted. Their time is divided equally among
+    /// the commands.
     #[must_use]
     pub fn in_launches(mut self, launches: u64) -> Self {
         let part = float(launches) / float(self.whole.total.launches.max(1));

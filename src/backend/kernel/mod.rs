@@ -56,7 +56,7 @@ pub mod subgroup_size;
 mod typed;
 mod wgsl;
 
-pub use opencl_c::{BUILD_OPTIONS, in_parts};
+pub use opencl_c::BUILD_OPTIONS;
 pub use preprocess::excerpt;
 pub use spec::{ExpandError, ExpandReason, KernelSpec};
 pub use typed::{
@@ -120,11 +120,6 @@ impl Role {
     /// Whether the kernel reads the operand.
     pub fn reads(self) -> bool {
         !matches!(self, Self::Out | Self::PartialOut)
-    }
-
-    /// Whether the kernel may read what it has written.
-    pub fn rereads(self) -> bool {
-        matches!(self, Self::InOut | Self::OptionalInOut)
     }
 
     /// Whether the operand is optional.
@@ -200,8 +195,6 @@ pub struct Kernel {
     /// On CPUs that convert halves in software, the OpenCL C source loads infinite halves as large
     /// finite numbers, since testing each element would cost time.
     pub finite_halves: bool,
-    /// The axes of the grid whose number of work-groups it reads, whatever the defines.
-    pub grid_axes_read: &'static [usize],
 }
 
 /// Something that only some devices offer.
@@ -331,7 +324,6 @@ impl Kernel {
             is_linear: false,
             takes_wide: false,
             finite_halves: false,
-            grid_axes_read: &[],
         }
     }
 
@@ -390,13 +382,6 @@ impl Kernel {
     #[must_use]
     pub const fn linear(mut self) -> Self {
         self.is_linear = true;
-        self
-    }
-
-    /// Declares the axes of the grid whose number of work-groups the kernel reads.
-    #[must_use]
-    pub const fn reads_grid_axes(mut self, axes: &'static [usize]) -> Self {
-        self.grid_axes_read = axes;
         self
     }
 

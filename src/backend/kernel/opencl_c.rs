@@ -20,12 +20,6 @@ pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a,
 /// Loads and stores of halves in OpenCL C, used by the accessors.
 const HALF: &str = include_str!("../../../cl/common/half.cl");
 
-/// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
-/// one queued.
-pub fn in_parts(text: &str) -> String {
-    format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
-}
-
 /// The larger and the smaller of two elements. NaN propagates.
 const LARGER: &str = "\
 inline ELEM larger(ELEM a, ELEM b) { return a != a || a > b ? a : b; }

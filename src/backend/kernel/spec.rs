@@ -5,8 +5,7 @@ use super::image::{ImageKind, Pixel};
 use super::preprocess::preprocess;
 use super::subgroup_size::{self, SubgroupSize};
 use super::{
-    Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, args, fields, form_name,
-    image_form,
+    Arg, Feature, Features, FieldTy, Form, Kernel, Language, Role, args, fields, form_name, image_form,
 };
 use crate::tensor::DType;
 use std::collections::BTreeMap;
@@ -154,15 +153,6 @@ impl KernelSpec {
     pub fn multiplies_halves(&self) -> bool {
         let uses = |language| self.uses(language, Feature::F16) && !self.uses(language, Feature::TensorCores);
         Language::ALL.into_iter().any(uses)
-    }
-
-    /// The axes of the grid along which it can run in parts, because it does not read the number of
-    /// work-groups on them.
-    pub fn free_axes(&self) -> [bool; 3] {
-        let folded = self.defines.contains_key(FOLDED);
-        let rounds = self.defines.contains_key(ROUNDS);
-        let reads = |axis: &usize| self.kernel.grid_axes_read.contains(axis) || *axis == 2 && rounds;
-        [0, 1, 2].map(|axis| !folded && !reads(&axis))
     }
 
     /// Names of the variants and forms in this spec that some devices cannot run: first those for

@@ -9,38 +9,15 @@ use crate::num;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-/// Why a kernel is not run in parts.
-pub const PARTS_DIFFER: &str = "its results when run in parts differ from those of a single launch";
-
-/// A kernel compiled so that parts of its grid can run.
-pub(super) struct InParts {
-    pub(super) program: Program,
-    pub(super) name: String,
-    /// The whole text until its results have been compared with those of the plain kernel.
-    pub(super) unchecked: Option<String>,
-    /// Number of comparisons without a result.
-    pub(super) tries: u32,
-}
-
 /// A kernel ready for recordings.
 pub(super) struct Compiled {
     pub(super) program: Program,
-    /// The kernel compiled for parts of a grid, once it was needed, or why that failed.
-    pub(super) in_parts: Option<Result<InParts, String>>,
-    /// Axes whose number of work-groups the text does not query.
-    pub(super) free_axes: [bool; 3],
-    /// A message that the kernel cannot run in parts has been logged.
-    pub(super) warned: bool,
     pub(super) entry: CString,
     /// Kernel and defines, for errors.
     pub(super) name: Arc<str>,
     pub(super) workgroup: u32,
     /// Number of operands; the parameter struct follows them.
     pub(super) operands: u32,
-    /// For each operand, whether the kernel writes it.
-    pub(super) writes: Vec<bool>,
-    /// The kernel may read what it has written, so that it must not run twice.
-    pub(super) rereads: bool,
     /// For each operand, the image through which it is read.
     pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
@@ -111,38 +88,6 @@ impl Builder<'_> {
     /// stores it.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
         self.made(&self.job(spec)?)
-    }
-
-    /// Like [`Builder::build`], for a program of `spec` that can run parts of its grid; also
-    /// returns whether it came from the store. The error is the reason; a program that was wrong in
-    /// an earlier start is refused.
-    pub(super) fn build_in_parts(
-        &self,
-        spec: &KernelSpec,
-    ) -> Result<Result<(InParts, bool), String>, BackendError> {
-        let mut job = self.job(spec)?;
-        job.text.name.push_str(" in parts");
-        job.text.source = kernel::in_parts(&job.text.source);
-        let text = job.text.whole();
-        let known = validation::program_result(self.store, self.caps, &job.text.name, &text);
-        if known == Some(false) {
-            return Ok(Err(PARTS_DIFFER.to_owned()));
-        }
-        let built = self.made(&job)?;
-        let parts = InParts {
-            program: built.kernel.program,
-            name: job.text.name,
-            unchecked: known.is_none().then_some(text),
-            tries: 0,
-        };
-        Ok(Ok((parts, built.stored)))
-    }
-
-    /// Stores whether a program gives the same results as the one that it replaces.
-    pub(super) fn store_program_result(&self, name: &str, text: &str, is_right: bool) {
-        if let Some(store) = self.store {
-            validation::store_program_result(store, self.caps, name, text, is_right);
-        }
     }
 
     /// Whether the compiler accepts a program, from the stored answer or by compiling it.
@@ -363,21 +308,12 @@ impl Builder<'_> {
             );
             return Err(self.unsuited(name, why));
         }
-        let shared = spec.shared().map(|arg| arg.name);
         Ok(Compiled {
             program,
-            in_parts: None,
-            free_axes: spec.free_axes(),
-            warned: false,
             entry: job.entry.clone(),
             name: name.as_str().into(),
             workgroup: spec.workgroup,
             operands,
-            writes: spec
-                .bound()
-                .map(|(arg, _)| arg.role.writes() || shared == Some(arg.name))
-                .collect(),
-            rereads: shared.is_some() || spec.bound().any(|(arg, _)| arg.role.rereads()),
             images: spec.bound_images().collect(),
             params_bytes: spec.params_bytes(),
         })

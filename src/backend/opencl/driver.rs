@@ -3,12 +3,12 @@
 //! The safe wrappers of `opencl3` panic if a release fails, as it does on a lost device, so this
 //! module defines its own handles.
 
-/// Converts the address that a lookup found to the function `name` of the given type. If it is
-/// missing, the caller returns an error with its name.
+/// The function `name` of the given type, of which `find` returns the address. If it is missing, the
+/// caller returns an error with its name.
 macro_rules! load {
-    ($address:expr, $name:literal, $type:ty) => {{
-        let address =
-            $address.ok_or_else(|| format!("the driver lacks the function {}", $name.to_string_lossy()))?;
+    ($find:ident, $device:expr, $name:literal, $type:ty) => {{
+        let address = $find($device, $name)
+            .ok_or_else(|| format!("the driver lacks the function {}", $name.to_string_lossy()))?;
         // SAFETY: the address is that of the function of this name, whose type the extension
         // defines.
         unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
@@ -351,6 +351,25 @@ impl Program {
     }
 }
 
+/// A kernel whose arguments are all set, and the sizes of its dispatch.
+pub(super) struct Ready<'a> {
+    pub(super) kernel: &'a KernelObject,
+    pub(super) global: [usize; 3],
+    pub(super) local: [usize; 3],
+}
+
+/// New values of a recorded dispatch.
+pub(super) struct Change<'a> {
+    /// Index of the dispatch in the recording.
+    pub(super) dispatch: u32,
+    /// Index and bytes of the parameter argument.
+    pub(super) param: (u32, &'a [u8]),
+    pub(super) global: [usize; 3],
+}
+
+/// A driver's refusal: the call that failed, and its code.
+pub(super) type Refusal = (&'static str, Code);
+
 impl KernelObject {
     /// Largest work-group with which this kernel can run.
     pub(super) fn max_workgroup(&self, device: DeviceHandle) -> Result<u64, Code> {
@@ -474,40 +493,17 @@ impl Queue {
         .map_err(Code)
     }
 
-    /// Queues a command through `call`, which receives the function table and the place for the
-    /// event. `opencl3` creates an event for every command, which is a large part of the cost of
-    /// queueing on some drivers. This uses the function table directly and creates an event only if
-    /// `timed`.
-    fn enqueue(
-        timed: bool,
-        call: impl FnOnce(&cl3::OpenCl, *mut cl_event) -> Option<cl_int>,
-    ) -> Result<Option<Event>, Code> {
-        let mut event = ptr::null_mut();
-        match call(library()?, if timed { &raw mut event } else { ptr::null_mut() }) {
-            // Not every driver returns an event.
-            Some(codes::CL_SUCCESS) => Ok((!event.is_null()).then(|| Event(event))),
-            Some(code) => Err(Code(code)),
-            None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
-        }
-    }
-
-    /// Queues a kernel whose arguments are all set. Returns an event only if `timed`.
-    pub(super) fn dispatch(
-        &self,
-        kernel: &KernelObject,
-        offset: [usize; 3],
-        global: [usize; 3],
-        local: [usize; 3],
-        timed: bool,
-    ) -> Result<Option<Event>, Code> {
-        Self::enqueue(timed, |cl, event| {
+    /// Queues a kernel. Returns an event only if `timed`.
+    pub(super) fn dispatch(&self, ready: &Ready<'_>, timed: bool) -> Result<Option<Event>, Code> {
+        let cl = library()?;
+        queued(timed, |event| {
             cl.clEnqueueNDRangeKernel(
                 self.0,
-                kernel.0,
+                ready.kernel.0,
                 3,
-                offset.as_ptr(),
-                global.as_ptr(),
-                local.as_ptr(),
+                ptr::null(),
+                ready.global.as_ptr(),
+                ready.local.as_ptr(),
                 0,
                 ptr::null(),
                 event,
@@ -523,7 +519,8 @@ impl Queue {
         bytes: usize,
         timed: bool,
     ) -> Result<Option<Event>, Code> {
-        Self::enqueue(timed, |cl, event| {
+        let cl = library()?;
+        queued(timed, |event| {
             cl.clEnqueueCopyBuffer(
                 self.0,
                 src.0.0,
@@ -548,7 +545,8 @@ impl Queue {
         timed: bool,
     ) -> Result<Option<Event>, Code> {
         let pattern = [byte; 4];
-        Self::enqueue(timed, |cl, event| {
+        let cl = library()?;
+        queued(timed, |event| {
             let start = pattern.as_ptr().cast::<c_void>();
             cl.clEnqueueFillBuffer(
                 self.0,
@@ -563,6 +561,15 @@ impl Queue {
             )
         })
     }
+}
+
+/// Queues a command through `call`, which receives the place for the event. `opencl3` creates an
+/// event for every command, which is a large part of the cost of queueing on some drivers. This
+/// creates one only if `timed`, and not every driver returns it.
+fn queued(timed: bool, call: impl FnOnce(*mut cl_event) -> Option<cl_int>) -> Result<Option<Event>, Code> {
+    let mut event = ptr::null_mut();
+    done(call(if timed { &raw mut event } else { ptr::null_mut() }))?;
+    Ok((!event.is_null()).then(|| Event(event)))
 }
 
 impl Event {

@@ -108,8 +108,7 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
         return Err(BackendError::NotOffered {
             field: "images",
             why: format!(
-                "{}: {} cannot create {kind} over part of a buffer; use --images off",
-                asked.name(),
+                "{asked} requires {kind} over part of a buffer, which {} cannot create; use --images off",
                 caps.device
             ),
         });

@@ -11,8 +11,6 @@ mod build;
 mod device;
 mod driver;
 mod image;
-mod parts;
-mod pilot;
 mod priority;
 mod record;
 mod replay;
@@ -28,12 +26,11 @@ use super::{
     RecordingId, Stats, View, build_ahead, choose, validation,
 };
 use crate::cache::Store;
-pub use build::PARTS_DIFFER;
 use build::{Builder, Built, Compiled};
 pub use device::name_library;
-use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
+use driver::{Context, DeviceHandle, KernelObject, Queue};
 use priority::{Hints, Opened};
-use record::{Armed, Block, DriverTime, PreparedDispatch, Step};
+use record::{Block, DriverTime, PreparedDispatch, Step};
 use replay::{Recorder, Recording, Target};
 use slice::Slicer;
 use std::collections::HashMap;
@@ -71,8 +68,6 @@ pub struct OpenCl {
     buffers: HashMap<BufferId, Buffer>,
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
-    /// Kernels that exceed a slice, each with the reason, not yet logged.
-    above_slice: Vec<String>,
     slicer: Option<Slicer>,
     recorder: Recorder,
     queue: Queue,
@@ -147,7 +142,6 @@ impl OpenCl {
             buffers: HashMap::new(),
             kernels: Vec::new(),
             cache: HashMap::new(),
-            above_slice: Vec::new(),
             slicer: slice.map(Slicer::new),
             recorder,
             queue,
@@ -276,15 +270,9 @@ impl OpenCl {
                 kernel.params_bytes
             )));
         }
-        let capacity = kernel.params_bytes as usize;
-        let whole = Armed {
-            object: with_operands(&kernel.program, kernel, &blocks)?,
-            held: Vec::with_capacity(capacity),
-        };
         Ok(PreparedDispatch {
-            kernel: id,
-            whole,
-            in_parts: None,
+            object: with_operands(kernel, &blocks)?,
+            held: Vec::with_capacity(kernel.params_bytes as usize),
             name: Arc::clone(&kernel.name),
             workgroup: kernel.workgroup,
             params_index: kernel.operands,
@@ -298,6 +286,7 @@ impl OpenCl {
         Target {
             queue: &self.queue,
             recorder: &mut self.recorder,
+            slicer: self.slicer.as_mut(),
             time: &mut self.time,
             epoch: self.epoch,
         }
@@ -317,14 +306,11 @@ impl OpenCl {
     }
 }
 
-/// A kernel object of `program` with its operands set.
-fn with_operands(
-    program: &Program,
-    kernel: &Compiled,
-    blocks: &[Arc<Block>],
-) -> Result<KernelObject, BackendError> {
+/// A kernel object with its operands set.
+fn with_operands(kernel: &Compiled, blocks: &[Arc<Block>]) -> Result<KernelObject, BackendError> {
     let name = &kernel.name;
-    let mut object = program
+    let mut object = kernel
+        .program
         .kernel(&kernel.entry)
         .map_err(|code| code.at(format!("clCreateKernel of kernel {name}")))?;
     for (index, block) in (0u32..).zip(blocks) {
@@ -514,23 +500,13 @@ impl Backend for OpenCl {
             .recordings
             .remove(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
-        let submitted = match self.slicer.take() {
-            Some(mut slicer) => {
-                let submitted = self.submit_in_slices(recording, &mut found, launch, &mut slicer);
-                self.slicer = Some(slicer);
-                self.tell_of_slices();
-                submitted
-            }
-            None => found.submit(launch, &mut self.target()),
-        };
-        let launches = found.launches() as u64;
+        let submitted = found.submit(recording, launch, &mut self.target());
+        let launches = found.steps.len() as u64;
         self.recordings.insert(recording, found);
         self.stats.replayed_submits += u64::from(submitted?);
         self.stats.launches += launches;
         self.stats.submits += 1;
-        self.time
-            .of(|| self.queue.flush())
-            .map_err(|code| code.while_waiting("clFlush"))
+        Ok(())
     }
 
     fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
@@ -555,7 +531,7 @@ impl Backend for OpenCl {
         let mut events = Vec::with_capacity(steps.len());
         let mut failure = None;
         for step in steps.iter_mut() {
-            match step.enqueue(queue, launch, None, true, &mut self.time) {
+            match step.enqueue(queue, launch, true, &mut self.time) {
                 Ok(event) => events.push(event),
                 Err(error) => {
                     failure = Some(error);
@@ -572,7 +548,7 @@ impl Backend for OpenCl {
         self.stats.submits += 1;
         for (step, event) in steps.iter().zip(&events) {
             if let Some(event) = event {
-                event.check().map_err(|code| step.failed(code))?;
+                event.check().map_err(|code| code.while_waiting(step.name()))?;
             }
         }
         finished.map_err(|code| code.while_waiting("clFinish"))?;

@@ -1,7 +1,7 @@
 //! Commands with their OpenCL objects created and their arguments set, ready for submission.
 
-use super::driver::{Code, Event, KernelObject, Mem, Queue};
-use crate::backend::{BackendError, KernelId, Launch, nanoseconds_since};
+use super::driver::{Code, Event, KernelObject, Mem, Queue, Ready};
+use crate::backend::{BackendError, Launch, nanoseconds_since};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,37 +46,13 @@ impl DriverTime {
     }
 }
 
-/// A kernel object with its operands set, and the parameters that it holds.
-#[derive(Debug)]
-pub(super) struct Armed {
-    pub(super) object: KernelObject,
-    /// Bytes of the parameter struct in the kernel object now; empty before the first submission.
-    pub(super) held: Vec<u8>,
-}
-
-/// Some of the work-groups of a dispatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GroupRange {
-    pub(super) axis: usize,
-    /// The first work-group on that axis.
-    pub(super) first: u32,
-    pub(super) count: u32,
-}
-
-/// A command of a recording, or a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Job {
-    pub(super) step: usize,
-    pub(super) part: Option<GroupRange>,
-}
-
 /// A dispatch with its own kernel object, because a kernel object holds the argument values.
 #[derive(Debug)]
 pub(super) struct PreparedDispatch {
-    pub(super) kernel: KernelId,
-    pub(super) whole: Armed,
-    /// The same kernel, compiled so that a part of its work-groups can run.
-    pub(super) in_parts: Option<Armed>,
+    /// The kernel with its operands set.
+    pub(super) object: KernelObject,
+    /// Bytes of the parameter struct in the kernel object now; empty before the first submission.
+    pub(super) held: Vec<u8>,
     /// Kernel and defines, for errors.
     pub(super) name: Arc<str>,
     pub(super) workgroup: u32,
@@ -105,18 +81,16 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Queues the command or a part of it. Returns its event if `timed` and there is something to
-    /// run.
+    /// Queues the command. Returns its event if `timed` and there is something to run.
     pub(super) fn enqueue(
         &mut self,
         queue: &Queue,
         launch: &Launch,
-        part: Option<GroupRange>,
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
         match self {
-            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch, part, timed, time),
+            Self::Dispatch(dispatch) => dispatch.enqueue(queue, launch, timed, time),
             Self::Copy { bytes: 0, .. } | Self::Fill { bytes: 0, .. } => Ok(None),
             Self::Copy { src, dst, bytes } => time
                 .of(|| queue.copy((&src.0.mem, src.1), (&dst.0.mem, dst.1), *bytes, timed))
@@ -138,22 +112,14 @@ impl Step {
         }
     }
 
-    /// The error for a failure of this command on the device.
-    pub(super) fn failed(&self, code: Code) -> BackendError {
-        code.while_waiting(match self {
-            Self::Dispatch(dispatch) => return dispatch.failed(code),
+    /// What it is, for messages.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Dispatch(dispatch) => format!("kernel {}", dispatch.name),
             Self::Copy { src, dst, .. } => format!("copy from buffer {} to {}", src.0.label, dst.0.label),
             Self::Fill { dst, .. } => format!("fill of buffer {}", dst.0.label),
-        })
+        }
     }
-}
-
-/// A dispatch in the form that the driver takes.
-pub(super) struct Ready<'a> {
-    pub(super) kernel: &'a KernelObject,
-    pub(super) offset: [usize; 3],
-    pub(super) global: [usize; 3],
-    pub(super) local: [usize; 3],
 }
 
 impl PreparedDispatch {
@@ -162,11 +128,6 @@ impl PreparedDispatch {
             call: format!("kernel {}", self.name),
             why,
         }
-    }
-
-    /// The error for a failure on the device.
-    pub(super) fn failed(&self, code: Code) -> BackendError {
-        code.while_waiting(format!("kernel {}", self.name))
     }
 
     /// Its grid in `launch`.
@@ -201,91 +162,38 @@ impl PreparedDispatch {
     pub(super) fn ready(
         &mut self,
         launch: &Launch,
-        part: Option<GroupRange>,
         time: &mut DriverTime,
     ) -> Result<Option<Ready<'_>>, BackendError> {
-        self.ready_by(launch, part, part.is_some(), time)
-    }
-
-    /// Like [`PreparedDispatch::ready`], for the kernel for parts, or for the plain kernel if
-    /// `in_parts` is `None`; a part must then begin at the first work-group.
-    fn ready_by(
-        &mut self,
-        launch: &Launch,
-        part: Option<GroupRange>,
-        in_parts: bool,
-        time: &mut DriverTime,
-    ) -> Result<Option<Ready<'_>>, BackendError> {
-        let mut grid = self.grid(launch)?;
-        let mut first = [0; 3];
+        let grid = self.grid(launch)?;
         if grid.contains(&0) {
             return Ok(None);
         }
         let params = self.values(launch)?;
-        if let Some(part) = part
-            && let (Some(count), Some(start)) = (grid.get_mut(part.axis), first.get_mut(part.axis))
-        {
-            (*count, *start) = (part.count, part.first);
-        }
-        let (offset, global) = (self.global(first)?, self.global(grid)?);
-        let armed = match &mut self.in_parts {
-            Some(armed) if in_parts => armed,
-            _ => &mut self.whole,
-        };
-        if armed.held != params {
-            time.of(|| armed.object.set_bytes(self.params_index, params))
+        let global = self.global(grid)?;
+        if self.held != params {
+            time.of(|| self.object.set_bytes(self.params_index, params))
                 .map_err(|code| code.at(format!("clSetKernelArg of kernel {}", self.name)))?;
-            armed.held.clear();
-            armed.held.extend_from_slice(params);
+            self.held.clear();
+            self.held.extend_from_slice(params);
         }
         Ok(Some(Ready {
-            kernel: &armed.object,
-            offset,
+            kernel: &self.object,
             global,
             local: [self.workgroup as usize, 1, 1],
         }))
     }
 
-    pub(super) fn enqueue(
+    fn enqueue(
         &mut self,
         queue: &Queue,
         launch: &Launch,
-        part: Option<GroupRange>,
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
-        self.enqueue_by(queue, launch, (part, part.is_some()), timed, time)
-    }
-
-    /// Queues the first `count` work-groups along `axis` with the plain kernel, which must not
-    /// query their number.
-    pub(super) fn enqueue_first(
-        &mut self,
-        queue: &Queue,
-        launch: &Launch,
-        (axis, count): (usize, u32),
-        time: &mut DriverTime,
-    ) -> Result<Option<Event>, BackendError> {
-        let part = GroupRange {
-            axis,
-            first: 0,
-            count,
-        };
-        self.enqueue_by(queue, launch, (Some(part), false), true, time)
-    }
-
-    fn enqueue_by(
-        &mut self,
-        queue: &Queue,
-        launch: &Launch,
-        (part, in_parts): (Option<GroupRange>, bool),
-        timed: bool,
-        time: &mut DriverTime,
-    ) -> Result<Option<Event>, BackendError> {
-        let Some(ready) = self.ready_by(launch, part, in_parts, time)? else {
+        let Some(ready) = self.ready(launch, time)? else {
             return Ok(None);
         };
-        let queued = time.of(|| queue.dispatch(ready.kernel, ready.offset, ready.global, ready.local, timed));
+        let queued = time.of(|| queue.dispatch(&ready, timed));
         let global = ready.global;
         let bytes = |args: &[Arc<Block>]| args.iter().map(|block| block.bytes).sum();
         queued.map_err(|code| queue.refused_launch(code, &self.name, bytes(&self.args), global))

@@ -5,12 +5,12 @@
 //! patched if the driver supports that. Otherwise the driver's recording is dropped, and created
 //! again after two submissions in a row with the same values.
 
-use super::driver::command_buffer::{self, CommandBuffer, CommandBuffers, MutableCommand};
-use super::driver::recordable::{self, QueueRecording, RecordableQueue};
-use super::driver::{Code, Context, DeviceHandle, Event, Queue};
-use super::record::{DriverTime, Job, Step};
-use super::slice::Slices;
-use crate::backend::{BackendError, Caps, DeviceKind, Launch, ReplayMode};
+use super::driver::command_buffer::{CommandBuffer, CommandBuffers};
+use super::driver::recordable::{QueueRecording, RecordableQueue};
+use super::driver::{Change, Context, DeviceHandle, Event, Queue, Ready, Refusal};
+use super::record::{DriverTime, Step};
+use super::slice::{Slicer, Slices};
+use crate::backend::{BackendError, Caps, DeviceKind, Launch, RecordingId, ReplayMode};
 use crate::num;
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,12 +37,12 @@ impl Recorder {
         let need = |extension: &str, found: Result<Option<Self>, String>| {
             let why = match found {
                 Ok(Some(recorder)) => return Ok(recorder),
-                Ok(None) => format!("{} does not list {extension}", caps.device),
-                Err(why) => format!("{}: {extension}: {why}", caps.device),
+                Ok(None) => "which it does not list".to_owned(),
+                Err(why) => why,
             };
             Err(BackendError::NotOffered {
                 field: "recording",
-                why: format!("{asked}: {why}"),
+                why: format!("{asked} on {} requires {extension}, {why}", caps.device),
             })
         };
         match asked {
@@ -74,7 +74,7 @@ impl Recorder {
     }
 
     /// Stops recording and logs the reason.
-    fn give_up(&mut self, call: &str, code: Code) {
+    fn give_up(&mut self, (call, code): Refusal) {
         log::warn!("opencl: commands are queued one by one from now on: {call}: {code}");
         *self = Self::Off;
     }
@@ -97,11 +97,10 @@ impl Recorder {
     }
 }
 
-/// A recorded dispatch with its current values.
+/// A dispatch of a piece with its current values.
 #[derive(Debug)]
 struct Entry {
-    job: Job,
-    command: Option<MutableCommand>,
+    step: usize,
     params: Vec<u8>,
     grid: [u32; 3],
     /// The values differ from the recorded ones.
@@ -110,16 +109,16 @@ struct Entry {
 
 #[derive(Debug)]
 enum Made {
-    /// Not recorded: the commands are not dispatches.
+    /// Not recorded: the steps are not dispatches, or run nothing.
     Plain,
     CommandBuffer(CommandBuffer),
     Qcom(QueueRecording),
 }
 
-/// Jobs that are queued in one call.
+/// Steps that are queued in one call.
 #[derive(Debug)]
 struct Piece {
-    jobs: Range<usize>,
+    steps: Range<usize>,
     made: Made,
     entries: Vec<Entry>,
 }
@@ -128,18 +127,19 @@ struct Piece {
 pub(super) struct Target<'a> {
     pub(super) queue: &'a Queue,
     pub(super) recorder: &'a mut Recorder,
+    pub(super) slicer: Option<&'a mut Slicer>,
     pub(super) time: &'a mut DriverTime,
     /// Changes whenever all queued work is known to be done.
     pub(super) epoch: u64,
 }
 
-/// The first and last event of some jobs, and whether the driver replayed all dispatches among
+/// The first and last event of some steps, and whether the driver replayed all dispatches among
 /// them.
 #[derive(Debug, Default)]
 pub(super) struct Queued {
     pub(super) first: Option<Event>,
     pub(super) last: Option<Event>,
-    pub(super) replayed: bool,
+    replayed: bool,
 }
 
 impl Queued {
@@ -183,11 +183,6 @@ impl Recording {
         }
     }
 
-    /// Number of launches in a submission.
-    pub(super) fn launches(&self) -> usize {
-        self.cut.jobs.len()
-    }
-
     /// Whether it was queued since `epoch` began and so may still run.
     pub(super) fn may_run(&self, epoch: u64) -> bool {
         self.epoch == Some(epoch)
@@ -200,7 +195,7 @@ impl Recording {
     }
 
     /// Decides how this submission is queued, and records or patches for it.
-    pub(super) fn prepare(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
+    fn prepare(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
         let running = self.may_run(to.epoch);
         if !running {
             self.retired.clear();
@@ -241,18 +236,19 @@ impl Recording {
             Recorder::Qcom(api) => api.most(),
             _ => usize::MAX,
         };
-        for slice in self.cut.slices() {
-            let mut at = slice.start;
-            while at < slice.end {
-                let is_dispatch = |j: usize| matches!(self.steps[self.cut.jobs[j].step], Step::Dispatch(_));
-                let kind = is_dispatch(at);
-                let rest = (at + 1..slice.end).take_while(|j| is_dispatch(*j) == kind);
-                let jobs = at..at + 1 + rest.count().min(most - 1);
-                at = jobs.end;
-                match self.piece(jobs, kind, launch, to)? {
+        for slice in &self.cut.all {
+            let Range { start: mut at, end } = slice.steps;
+            while at < end {
+                let is_dispatch = |step: &Step| matches!(step, Step::Dispatch(_));
+                let kind = is_dispatch(&self.steps[at]);
+                let rest = num::part(&self.steps, at + 1..end)?.iter();
+                let rest = rest.take_while(|step| is_dispatch(step) == kind).count();
+                let steps = at..at + 1 + rest.min(most - 1);
+                at = steps.end;
+                match Piece::new(steps, &mut self.steps, launch, to)? {
                     Ok(piece) => self.pieces.push(piece),
-                    Err((call, code)) => {
-                        to.recorder.give_up(call, code);
+                    Err(refusal) => {
+                        to.recorder.give_up(refusal);
                         self.forget();
                         return Ok(());
                     }
@@ -262,153 +258,83 @@ impl Recording {
         Ok(())
     }
 
-    /// Records some jobs; the error is the driver's code with the call that failed.
-    fn piece(
-        &mut self,
-        jobs: Range<usize>,
-        dispatches: bool,
-        launch: &Launch,
-        to: &mut Target<'_>,
-    ) -> Result<Result<Piece, (&'static str, Code)>, BackendError> {
-        let mut entries = Vec::with_capacity(jobs.len());
-        let mut failure = None;
-        let (steps, cut) = (&mut self.steps, &self.cut.jobs);
-        // Not every driver accepts an empty recording.
-        let all = num::part(cut, jobs.clone())?;
-        let runs = all.iter().any(|job| steps[job.step].groups(launch) > 0);
-        // Passes every dispatch that runs to `record`.
-        let mut each =
-            |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
-                for job in all {
-                    let Step::Dispatch(d) = &mut steps[job.step] else {
-                        continue;
-                    };
-                    let (params, grid) = match (d.values(launch), d.grid(launch)) {
-                        (Ok(params), Ok(grid)) => (params.to_vec(), grid),
-                        (Err(e), _) | (_, Err(e)) => {
-                            failure = Some(e);
-                            return Ok(());
-                        }
-                    };
-                    let command = match d.ready(launch, job.part, &mut DriverTime::default()) {
-                        Ok(Some(ready)) => record(&ready)?,
-                        Ok(None) => None,
-                        Err(e) => {
-                            failure = Some(e);
-                            return Ok(());
-                        }
-                    };
-                    entries.push(Entry {
-                        job: *job,
-                        command,
-                        params,
-                        grid,
-                        differs: false,
-                    });
-                }
-                Ok(())
-            };
-        let made = match (&*to.recorder, dispatches) {
-            (_, true) if !runs => each(&mut |_| Ok(None))
-                .map(|()| Made::Plain)
-                .map_err(|code| ("clSetKernelArg", code)),
-            (Recorder::CommandBuffers(api), true) => to.time.of(|| {
-                let mut buffer =
-                    CommandBuffer::new(api, to.queue).map_err(|code| ("clCreateCommandBufferKHR", code))?;
-                each(&mut |r| buffer.dispatch(r.kernel, r.offset, r.global, r.local))
-                    .map_err(|code| ("clCommandNDRangeKernelKHR", code))?;
-                buffer
-                    .finalize()
-                    .map_err(|code| ("clFinalizeCommandBufferKHR", code))?;
-                Ok(Made::CommandBuffer(buffer))
-            }),
-            (Recorder::Qcom(api), true) => to.time.of(|| {
-                QueueRecording::new(api, |queue| {
-                    each(&mut |r| {
-                        queue
-                            .dispatch(r.kernel, r.offset, r.global, r.local, false)
-                            .map(|_| None)
-                    })
-                })
-                .map(Made::Qcom)
-            }),
-            (Recorder::Off, _) | (_, false) => Ok(Made::Plain),
-        };
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(made.map(|made| Piece { jobs, made, entries })),
-        }
-    }
-
     /// Sets the values of `launch` in the pieces. `false` if that requires new pieces.
     fn patch(&mut self, launch: &Launch, running: bool, to: &mut Target<'_>) -> Result<bool, BackendError> {
         for piece in &mut self.pieces {
-            let mut changed = Vec::new();
-            for (i, entry) in piece.entries.iter_mut().enumerate() {
-                let Step::Dispatch(d) = &self.steps[entry.job.step] else {
+            for entry in &mut piece.entries {
+                let Step::Dispatch(d) = &self.steps[entry.step] else {
                     continue;
                 };
                 let (params, grid) = (d.values(launch)?, d.grid(launch)?);
                 if entry.params == params && entry.grid == grid {
                     continue;
                 }
-                // An empty dispatch is not recorded, and a part of a dispatch belongs to one grid.
-                if grid.contains(&0) != entry.grid.contains(&0)
-                    || (entry.job.part.is_some() && entry.grid != grid)
-                {
+                // An empty dispatch is not recorded.
+                if grid.contains(&0) != entry.grid.contains(&0) {
                     return Ok(false);
                 }
                 entry.params.clear();
                 entry.params.extend_from_slice(params);
                 (entry.grid, entry.differs) = (grid, true);
-                if !grid.contains(&0) {
-                    changed.push(i);
-                }
             }
             let Made::CommandBuffer(buffer) = &mut piece.made else {
                 continue;
             };
-            if changed.is_empty() {
+            let changes = changes(&piece.entries, &self.steps)?;
+            if changes.is_empty() {
                 continue;
             }
             if running {
                 return Ok(false);
             }
-            let mut changes = Vec::with_capacity(changed.len());
-            for entry in changed.iter().filter_map(|i| piece.entries.get(*i)) {
-                let Step::Dispatch(d) = &self.steps[entry.job.step] else {
-                    continue;
-                };
-                let Some(command) = entry.command else {
-                    return Ok(false);
-                };
-                changes.push(command_buffer::Change {
-                    command,
-                    param: (d.params_index, &entry.params),
-                    global: d.global(grid_of(entry))?,
-                });
-            }
             if let Err(code) = to.time.of(|| buffer.update(&changes)) {
-                to.recorder.give_up("clUpdateMutableCommandsKHR", code);
+                to.recorder.give_up(("clUpdateMutableCommandsKHR", code));
                 return Ok(false);
+            }
+            for entry in &mut piece.entries {
+                entry.differs = false;
             }
         }
         Ok(true)
     }
 
-    /// Queues everything. `true` if the driver replayed all dispatches.
-    pub(super) fn submit(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<bool, BackendError> {
+    /// Queues everything; slices each after the one before the last is done. `true` if the driver
+    /// replayed all dispatches.
+    pub(super) fn submit(
+        &mut self,
+        id: RecordingId,
+        launch: &Launch,
+        to: &mut Target<'_>,
+    ) -> Result<bool, BackendError> {
+        if let Some(slicer) = &mut to.slicer
+            && self.cut.follow(id, slicer, &self.steps, launch)
+        {
+            self.forget();
+        }
         self.prepare(launch, to)?;
-        let all = 0..self.cut.jobs.len();
-        Ok(self.enqueue(&all, launch, false, to)?.replayed)
+        let mut replayed = true;
+        for slice in 0..self.cut.all.len() {
+            let steps = self.cut.all[slice].steps.clone();
+            if let Some(slicer) = &mut to.slicer {
+                to.time.of(|| slicer.drain(1, to.queue))?;
+            }
+            let queued = self.enqueue(steps, launch, to)?;
+            replayed &= queued.replayed;
+            to.time
+                .of(|| to.queue.flush())
+                .map_err(|code| code.while_waiting("clFlush"))?;
+            if let Some(slicer) = &mut to.slicer {
+                slicer.push(id, &self.cut, slice, queued);
+            }
+        }
+        Ok(replayed)
     }
 
-    /// Queues the jobs of one slice. Creates events only if `timed`.
-    pub(super) fn enqueue(
+    /// Queues some steps. Creates events only for slices.
+    fn enqueue(
         &mut self,
-        slice: &Range<usize>,
+        slice: Range<usize>,
         launch: &Launch,
-        timed: bool,
         to: &mut Target<'_>,
     ) -> Result<Queued, BackendError> {
         let mut queued = Queued {
@@ -418,11 +344,8 @@ impl Recording {
         let mut at = slice.start;
         if queued.replayed {
             let mut failure = None;
-            for piece in &self.pieces {
-                if !slice.contains(&piece.jobs.start) {
-                    continue;
-                }
-                match piece.enqueue(&mut self.steps, &self.cut.jobs, launch, timed, to)? {
+            for piece in self.pieces.iter().filter(|p| slice.contains(&p.steps.start)) {
+                match piece.enqueue(&mut self.steps, launch, to)? {
                     Ok(event) => queued.add(event),
                     Err((_, code)) if code.is_lost() => {
                         return Err(code.at("queueing a recording"));
@@ -432,51 +355,93 @@ impl Recording {
                         break;
                     }
                 }
-                at = piece.jobs.end;
+                at = piece.steps.end;
             }
-            if let Some((call, code)) = failure {
-                to.recorder.give_up(call, code);
+            if let Some(refusal) = failure {
+                to.recorder.give_up(refusal);
                 self.forget();
                 queued.replayed = false;
             }
         }
-        let jobs = num::part(&self.cut.jobs, at..slice.end)?;
-        let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
-        let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
-        for (i, job) in jobs.iter().enumerate() {
-            let timed = timed && (Some(i) == first || Some(i) == last);
-            queued.add(self.steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?);
+        let steps = num::part_mut(&mut self.steps, at..slice.end)?;
+        let runs = |step: &Step| step.groups(launch) > 0;
+        let (first, last) = (steps.iter().position(runs), steps.iter().rposition(runs));
+        for (i, step) in steps.iter_mut().enumerate() {
+            let timed = to.slicer.is_some() && (Some(i) == first || Some(i) == last);
+            queued.add(step.enqueue(to.queue, launch, timed, to.time)?);
         }
         Ok(queued)
     }
 }
 
-/// The grid of what an entry runs.
-fn grid_of(entry: &Entry) -> [u32; 3] {
-    let mut grid = entry.grid;
-    if let Some(part) = entry.job.part
-        && let Some(count) = grid.get_mut(part.axis)
-    {
-        *count = part.count;
+/// The new values of the recorded dispatches that differ.
+fn changes<'a>(entries: &'a [Entry], steps: &[Step]) -> Result<Vec<Change<'a>>, BackendError> {
+    let recorded = entries.iter().filter(|e| !e.grid.contains(&0));
+    let mut changes = Vec::new();
+    for (dispatch, entry) in (0..).zip(recorded).filter(|(_, e)| e.differs) {
+        if let Step::Dispatch(d) = &steps[entry.step] {
+            changes.push(Change {
+                dispatch,
+                param: (d.params_index, &entry.params),
+                global: d.global(entry.grid)?,
+            });
+        }
     }
-    grid
+    Ok(changes)
 }
 
 impl Piece {
-    /// Queues it; the error is the driver's code with the call that failed.
+    /// Records steps that are all dispatches, or none of them; the inner error is the driver's.
+    fn new(
+        range: Range<usize>,
+        steps: &mut [Step],
+        launch: &Launch,
+        to: &mut Target<'_>,
+    ) -> Result<Result<Self, Refusal>, BackendError> {
+        let mut entries = Vec::with_capacity(range.len());
+        let mut ready: Vec<Ready<'_>> = Vec::with_capacity(range.len());
+        for (step, command) in range.clone().zip(num::part_mut(steps, range.clone())?) {
+            if let Step::Dispatch(d) = command {
+                entries.push(Entry {
+                    step,
+                    params: d.values(launch)?.to_vec(),
+                    grid: d.grid(launch)?,
+                    differs: false,
+                });
+                ready.extend(d.ready(launch, to.time)?);
+            }
+        }
+        // Not every driver accepts an empty recording.
+        let made = match &*to.recorder {
+            Recorder::CommandBuffers(api) if !ready.is_empty() => to
+                .time
+                .of(|| CommandBuffer::new(api, to.queue, &ready))
+                .map(Made::CommandBuffer),
+            Recorder::Qcom(api) if !ready.is_empty() => {
+                to.time.of(|| QueueRecording::new(api, &ready)).map(Made::Qcom)
+            }
+            _ => Ok(Made::Plain),
+        };
+        Ok(made.map(|made| Self {
+            steps: range,
+            made,
+            entries,
+        }))
+    }
+
+    /// Queues it; the inner error is the driver's.
     fn enqueue(
         &self,
         steps: &mut [Step],
-        jobs: &[Job],
         launch: &Launch,
-        timed: bool,
         to: &mut Target<'_>,
-    ) -> Result<Result<Option<Event>, (&'static str, Code)>, BackendError> {
+    ) -> Result<Result<Option<Event>, Refusal>, BackendError> {
+        let timed = to.slicer.is_some();
         Ok(match &self.made {
             Made::Plain => {
                 let mut last = None;
-                for job in num::part(jobs, self.jobs.clone())? {
-                    let event = steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?;
+                for step in num::part_mut(steps, self.steps.clone())? {
+                    let event = step.enqueue(to.queue, launch, timed, to.time)?;
                     last = event.or(last);
                 }
                 Ok(last)
@@ -486,17 +451,7 @@ impl Piece {
                 .of(|| buffer.enqueue(timed))
                 .map_err(|code| ("clEnqueueCommandBufferKHR", code)),
             Made::Qcom(recording) => {
-                let mut changes = Vec::new();
-                let recorded = self.entries.iter().filter(|e| !e.grid.contains(&0));
-                for (dispatch, entry) in (0u32..).zip(recorded).filter(|(_, e)| e.differs) {
-                    if let Step::Dispatch(d) = &steps[entry.job.step] {
-                        changes.push(recordable::Change {
-                            dispatch,
-                            param: (d.params_index, &entry.params),
-                            global: d.global(grid_of(entry))?,
-                        });
-                    }
-                }
+                let changes = changes(&self.entries, steps)?;
                 to.time
                     .of(|| recording.enqueue(to.queue, &changes, timed))
                     .map_err(|code| ("clEnqueueRecordingQCOM", code))

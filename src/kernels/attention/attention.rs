@@ -33,7 +33,6 @@ crate::kernel! {
         q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, tiles: OptionalIn,
         pages: OptionalIn, live: Weight, y: Out
     ]
-    .reads_grid_axes(&[1])
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
         wgsl: &[Feature::TensorCores, Feature::F16],

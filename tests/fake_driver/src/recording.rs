@@ -1,5 +1,6 @@
 //! `cl_qcom_recordable_queues`: dispatches on a recordable queue are kept, and a recording is
-//! queued as often as wanted, with other arguments, offsets and sizes.
+//! queued as often as wanted, with other arguments and numbers of work-items. Other offsets and
+//! work-group sizes, which the extension has too, are refused.
 //!
 //! As strict as a driver may be: a recordable queue takes dispatches only, between the begin and
 //! the end of a recording, without events; and what is changed for one replay is as recorded in the
@@ -43,16 +44,7 @@ pub struct ArgUpdate {
     pub value: *const c_void,
 }
 
-/// `cl_offset_qcom`: another offset.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct OffsetUpdate {
-    /// Which of the dispatches.
-    pub dispatch: Uint,
-    pub offsets: [usize; 3],
-}
-
-/// `cl_workgroup_qcom`: another number of work-items, of all or of a group.
+/// `cl_workgroup_qcom`: another number of work-items.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SizeUpdate {
@@ -222,45 +214,37 @@ pub unsafe extern "C" fn clEnqueueRecordingQCOM(
     arg_count: usize,
     args: *const ArgUpdate,
     offset_count: usize,
-    offsets: *const OffsetUpdate,
+    _offsets: *const c_void,
     global_count: usize,
     globals: *const SizeUpdate,
     local_count: usize,
-    locals: *const SizeUpdate,
+    _locals: *const SizeUpdate,
     count: Uint,
     wait: *const Handle,
     event: *mut Handle,
 ) -> Code {
     let call = "clEnqueueRecordingQCOM";
     // SAFETY: the caller's arrays.
-    let (args, offsets, globals, locals) = unsafe {
-        (
-            list(arg_count, args),
-            list(offset_count, offsets),
-            list(global_count, globals),
-            list(local_count, locals),
-        )
-    };
+    let (args, globals) = unsafe { (list(arg_count, args), list(global_count, globals)) };
     let events = Events { count, wait, event };
     let found = with(|s| s.recordings.get(&id(recording)).filter(|r| r.ended).cloned());
     let code = match (before(call, None), &found) {
         (Some(code), _) => code,
         (None, None) => cl::INVALID_OPERATION,
+        _ if offset_count + local_count > 0 => cl::INVALID_OPERATION,
         (None, Some(_)) if with(|s| s.recordable.contains_key(&id(queue))) => cl::INVALID_COMMAND_QUEUE,
         (None, Some(recording)) => {
             // SAFETY: the caller's values.
-            let steps = unsafe { updated(recording, args, offsets, globals, locals) };
+            let steps = unsafe { updated(recording, args, globals) };
             steps.map_or_else(|code| code, |steps| replay(queue, recording, &steps, events))
         }
     };
     let words = format!(
-        " recording={} dispatches={} args={} offsets={} global={} local={}",
+        " recording={} dispatches={} args={} global={}",
         id(recording),
         found.map_or(0, |r| r.steps.len()),
         args.len(),
-        offsets.len(),
-        globals.len(),
-        locals.len()
+        globals.len()
     );
     after(call, &words, code)
 }
@@ -274,9 +258,7 @@ pub unsafe extern "C" fn clEnqueueRecordingQCOM(
 unsafe fn updated(
     recording: &Recording,
     args: &[ArgUpdate],
-    offsets: &[OffsetUpdate],
     globals: &[SizeUpdate],
-    locals: &[SizeUpdate],
 ) -> Result<Vec<Recorded>, Code> {
     let mut steps = recording.steps.clone();
     for update in args {
@@ -289,24 +271,11 @@ unsafe fn updated(
             _ => *known = value,
         }
     }
-    for update in offsets {
-        let step = steps.get_mut(update.dispatch as usize).ok_or(cl::INVALID_VALUE)?;
-        step.grid.offset = Some(update.offsets[..step.grid.global.len()].to_vec());
-    }
-    for (update, local) in globals
-        .iter()
-        .map(|g| (g, false))
-        .chain(locals.iter().map(|l| (l, true)))
-    {
+    for update in globals {
         let step = steps.get_mut(update.dispatch as usize).ok_or(cl::INVALID_VALUE)?;
         let rank = step.grid.global.len() as Uint;
         // SAFETY: as the caller promises.
-        let sizes = unsafe { sizes(rank, update.sizes) }.ok_or(cl::INVALID_VALUE)?;
-        if local {
-            step.grid.local = Some(sizes);
-        } else {
-            step.grid.global = sizes;
-        }
+        step.grid.global = unsafe { sizes(rank, update.sizes) }.ok_or(cl::INVALID_VALUE)?;
     }
     Ok(steps)
 }

@@ -239,7 +239,6 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("src/backend/cpu/mod.rs", 1, "saturating number of cores"),
     ("src/backend/mod.rs", 1, "saturating nanoseconds"),
     ("src/backend/opencl/device.rs", 1, "a limit of a driver that exceeds ours"),
-    ("src/backend/opencl/slice.rs", 1, "a quotient that is at most its dividend"),
     ("src/capi.rs", 1, "a count beyond the integers of C"),
     ("src/executor/program.rs", 1, "an alignment, at most a page"),
     ("src/graph/op/attention/linear_attention.rs", 1, "no shapes, which the next line refuses"),

@@ -6,10 +6,9 @@
 //! structures; a driver with one of these counts as not having the extension.
 
 use super::super::device::{function, listed_version};
-use super::{Code, DeviceHandle, Event, KernelObject, Queue, done, number};
+use super::{Change, Code, DeviceHandle, Event, Queue, Ready, Refusal, done, number, queued};
 use cl3::ext as api;
 use opencl3::error_codes as codes;
-use opencl3::types::cl_event;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -54,11 +53,7 @@ impl CommandBuffers {
             Some((0, 9, 2..) | (1, ..))
                 if capabilities(api::CL_DEVICE_MUTABLE_DISPATCH_CAPABILITIES_KHR) & FIELDS == FIELDS =>
             {
-                Some(load!(
-                    function(device, c"clUpdateMutableCommandsKHR"),
-                    c"clUpdateMutableCommandsKHR",
-                    Update
-                ))
+                Some(load!(function, device, c"clUpdateMutableCommandsKHR", Update))
             }
             Some(version) => {
                 log::debug!("opencl: {MUTABLE} {version:?} is not used");
@@ -68,27 +63,32 @@ impl CommandBuffers {
         };
         Ok(Some(Arc::new(Self {
             create: load!(
-                function(device, c"clCreateCommandBufferKHR"),
+                function,
+                device,
                 c"clCreateCommandBufferKHR",
                 api::clCreateCommandBufferKHR_t
             ),
             dispatch: load!(
-                function(device, c"clCommandNDRangeKernelKHR"),
+                function,
+                device,
                 c"clCommandNDRangeKernelKHR",
                 api::clCommandNDRangeKernelKHR_t
             ),
             finalize: load!(
-                function(device, c"clFinalizeCommandBufferKHR"),
+                function,
+                device,
                 c"clFinalizeCommandBufferKHR",
                 api::clFinalizeCommandBufferKHR_t
             ),
             enqueue: load!(
-                function(device, c"clEnqueueCommandBufferKHR"),
+                function,
+                device,
                 c"clEnqueueCommandBufferKHR",
                 api::clEnqueueCommandBufferKHR_t
             ),
             release: load!(
-                function(device, c"clReleaseCommandBufferKHR"),
+                function,
+                device,
                 c"clReleaseCommandBufferKHR",
                 api::clReleaseCommandBufferKHR_t
             ),
@@ -110,27 +110,12 @@ impl CommandBuffers {
     }
 }
 
-/// A dispatch in a command buffer; valid as long as the buffer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MutableCommand(api::cl_mutable_command_khr);
-
-// SAFETY: an identifier that is only passed back to the driver, together with its command buffer.
-unsafe impl Send for MutableCommand {}
-// SAFETY: as above.
-unsafe impl Sync for MutableCommand {}
-
-/// New values of a recorded dispatch.
-pub(crate) struct Change<'a> {
-    pub(crate) command: MutableCommand,
-    /// Index and bytes of the parameter argument.
-    pub(crate) param: (u32, &'a [u8]),
-    pub(crate) global: [usize; 3],
-}
-
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     raw: api::cl_command_buffer_khr,
     api: Arc<CommandBuffers>,
+    /// Its dispatches; null if they cannot be updated.
+    commands: Vec<api::cl_mutable_command_khr>,
 }
 
 // SAFETY: OpenCL objects are not bound to a thread; calls that change one take `&mut`.
@@ -152,8 +137,25 @@ impl Drop for CommandBuffer {
 }
 
 impl CommandBuffer {
-    /// Creates an empty one for `queue`.
-    pub(crate) fn new(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
+    /// Records dispatches for `queue`.
+    pub(crate) fn new(
+        api: &Arc<CommandBuffers>,
+        queue: &Queue,
+        dispatches: &[Ready<'_>],
+    ) -> Result<Self, Refusal> {
+        let mut buffer = Self::empty(api, queue).map_err(|code| ("clCreateCommandBufferKHR", code))?;
+        for ready in dispatches {
+            buffer
+                .dispatch(ready)
+                .map_err(|code| ("clCommandNDRangeKernelKHR", code))?;
+        }
+        // SAFETY: the buffer is live.
+        let finalized = done(api.finalize.map(|f| unsafe { f(buffer.raw) }));
+        finalized.map_err(|code| ("clFinalizeCommandBufferKHR", code))?;
+        Ok(buffer)
+    }
+
+    fn empty(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
         let mut flags = 0;
         if api.simultaneous {
             flags |= api::CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR;
@@ -177,20 +179,13 @@ impl CommandBuffer {
             Some(raw) if !raw.is_null() => Ok(Self {
                 raw,
                 api: Arc::clone(api),
+                commands: Vec::new(),
             }),
             _ => Err(Code(api::CL_INVALID_COMMAND_BUFFER_KHR)),
         }
     }
 
-    /// Records a dispatch of a kernel whose arguments are all set. Returns a handle if it can be
-    /// updated.
-    pub(crate) fn dispatch(
-        &mut self,
-        kernel: &KernelObject,
-        offset: [usize; 3],
-        global: [usize; 3],
-        local: [usize; 3],
-    ) -> Result<Option<MutableCommand>, Code> {
+    fn dispatch(&mut self, ready: &Ready<'_>) -> Result<(), Code> {
         let properties = [api::CL_MUTABLE_DISPATCH_UPDATABLE_FIELDS_KHR, FIELDS, 0];
         let mut command = ptr::null_mut();
         let mutable = self.api.update.is_some();
@@ -206,35 +201,31 @@ impl CommandBuffer {
                 self.raw,
                 ptr::null_mut(),
                 properties,
-                kernel.0,
+                ready.kernel.0,
                 3,
-                offset.as_ptr(),
-                global.as_ptr(),
-                local.as_ptr(),
+                ptr::null(),
+                ready.global.as_ptr(),
+                ready.local.as_ptr(),
                 0,
                 ptr::null(),
                 ptr::null_mut(),
                 handle,
             )
         }))?;
-        Ok((mutable && !command.is_null()).then_some(MutableCommand(command)))
-    }
-
-    pub(crate) fn finalize(&mut self) -> Result<(), Code> {
-        // SAFETY: the buffer is live.
-        done(self.api.finalize.map(|f| unsafe { f(self.raw) }))
+        if mutable && command.is_null() {
+            return Err(Code(api::CL_INVALID_MUTABLE_COMMAND_KHR));
+        }
+        self.commands.push(command);
+        Ok(())
     }
 
     /// Queues the recorded commands. Returns an event only if `timed`.
     pub(crate) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
-        let mut event: cl_event = ptr::null_mut();
-        let place = if timed { &raw mut event } else { ptr::null_mut() };
-        let queued = self.api.enqueue.map(|f| {
+        queued(timed, |event| {
+            let enqueue = self.api.enqueue?;
             // SAFETY: the buffer is live and holds its queue.
-            unsafe { f(0, ptr::null_mut(), self.raw, 0, ptr::null(), place) }
-        });
-        done(queued)?;
-        Ok((timed && !event.is_null()).then(|| Event(event)))
+            Some(unsafe { enqueue(0, ptr::null_mut(), self.raw, 0, ptr::null(), event) })
+        })
     }
 
     /// Updates dispatches. The buffer must not be running.
@@ -251,7 +242,7 @@ impl CommandBuffer {
             .iter()
             .zip(&args)
             .map(|(c, arg)| api::cl_mutable_dispatch_config_khr {
-                command: c.command.0,
+                command: self.commands[c.dispatch as usize],
                 num_args: 1,
                 num_svm_args: 0,
                 num_exec_infos: 0,
@@ -299,8 +290,8 @@ impl CommandBuffers {
             _: *mut opencl3::types::cl_command_queue,
             _: api::cl_command_buffer_khr,
             _: api::cl_uint,
-            _: *const cl_event,
-            _: *mut cl_event,
+            _: *const opencl3::types::cl_event,
+            _: *mut opencl3::types::cl_event,
         ) -> api::cl_int {
             codes::CL_INVALID_OPERATION
         }

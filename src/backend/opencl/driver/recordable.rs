@@ -5,7 +5,7 @@
 //! replacements persist, so every call passes all values that have ever differed.
 
 use super::super::device::{function, library_function, listed_version};
-use super::{Code, Context, DeviceHandle, Event, Queue, done, number};
+use super::{Change, Code, Context, DeviceHandle, Event, Queue, Ready, Refusal, done, number, queued};
 use opencl3::error_codes as codes;
 use opencl3::types::{cl_command_queue, cl_event, cl_int, cl_uint};
 use std::ffi::{CStr, c_void};
@@ -84,18 +84,10 @@ impl RecordableQueue {
         if listed_version(device, NAME).is_none() {
             return Ok(None);
         }
-        let new = load!(address(device, c"clNewRecordingQCOM"), c"clNewRecordingQCOM", New);
-        let end = load!(address(device, c"clEndRecordingQCOM"), c"clEndRecordingQCOM", End);
-        let release = load!(
-            address(device, c"clReleaseRecordingQCOM"),
-            c"clReleaseRecordingQCOM",
-            End
-        );
-        let enqueue = load!(
-            address(device, c"clEnqueueRecordingQCOM"),
-            c"clEnqueueRecordingQCOM",
-            Enqueue
-        );
+        let new = load!(address, device, c"clNewRecordingQCOM", New);
+        let end = load!(address, device, c"clEndRecordingQCOM", End);
+        let release = load!(address, device, c"clReleaseRecordingQCOM", End);
+        let enqueue = load!(address, device, c"clEnqueueRecordingQCOM", Enqueue);
         let most = device.info(MAX_SIZE).map_or(0, |bytes| number(&bytes));
         let queue = context
             .queue_with(device, RECORDABLE)
@@ -117,15 +109,6 @@ impl RecordableQueue {
     pub(crate) fn most(&self) -> usize {
         self.most
     }
-}
-
-/// New values of a recorded dispatch.
-pub(crate) struct Change<'a> {
-    /// Index of the dispatch in the recording.
-    pub(crate) dispatch: u32,
-    /// Index and bytes of the parameter argument.
-    pub(crate) param: (u32, &'a [u8]),
-    pub(crate) global: [usize; 3],
 }
 
 #[derive(Debug)]
@@ -150,11 +133,8 @@ impl Drop for QueueRecording {
 }
 
 impl QueueRecording {
-    /// Records what `work` puts into the queue passed to it. An error names the call that failed.
-    pub(crate) fn new(
-        api: &Arc<RecordableQueue>,
-        work: impl FnOnce(&Queue) -> Result<(), Code>,
-    ) -> Result<Self, (&'static str, Code)> {
+    /// Records dispatches.
+    pub(crate) fn new(api: &Arc<RecordableQueue>, dispatches: &[Ready<'_>]) -> Result<Self, Refusal> {
         let begun = |code| ("clNewRecordingQCOM", code);
         let mut code = codes::CL_SUCCESS;
         // SAFETY: the queue is live and was created for recording.
@@ -167,7 +147,8 @@ impl QueueRecording {
             raw,
             api: Arc::clone(api),
         };
-        let worked = work(&api.queue);
+        let mut all = dispatches.iter();
+        let worked = all.try_for_each(|ready| api.queue.dispatch(ready, false).map(drop));
         // Also after a failure, since a queue has one recording at a time.
         // SAFETY: the recording is live and was begun above.
         let ended = done(Some(unsafe { (api.end)(raw) }));
@@ -201,27 +182,26 @@ impl QueueRecording {
             .collect();
         let list = |empty: bool| if empty { ptr::null() } else { args.as_ptr() };
         let groups = |empty: bool| if empty { ptr::null() } else { sizes.as_ptr() };
-        let mut event: cl_event = ptr::null_mut();
-        // SAFETY: recording and queue are live; the lists have the announced lengths, and what they
-        // point to outlives the call.
-        let code = unsafe {
-            (self.api.enqueue)(
-                queue.0,
-                self.raw,
-                args.len(),
-                list(args.is_empty()),
-                0,
-                ptr::null(),
-                sizes.len(),
-                groups(sizes.is_empty()),
-                0,
-                ptr::null(),
-                0,
-                ptr::null(),
-                if timed { &raw mut event } else { ptr::null_mut() },
-            )
-        };
-        done(Some(code))?;
-        Ok((timed && !event.is_null()).then(|| Event(event)))
+        queued(timed, |event| {
+            // SAFETY: recording and queue are live; the lists have the announced lengths, and what
+            // they point to outlives the call.
+            Some(unsafe {
+                (self.api.enqueue)(
+                    queue.0,
+                    self.raw,
+                    args.len(),
+                    list(args.is_empty()),
+                    0,
+                    ptr::null(),
+                    sizes.len(),
+                    groups(sizes.is_empty()),
+                    0,
+                    ptr::null(),
+                    0,
+                    ptr::null(),
+                    event,
+                )
+            })
+        })
     }
 }

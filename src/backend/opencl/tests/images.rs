@@ -106,7 +106,7 @@ fn images_show_what_is_in_buffers() {
     }
 }
 
-/// Enough elements that each is above a slice on a CPU, and cut.
+/// Enough elements that each is above a slice on a CPU.
 #[test]
 fn recordings_and_slices_take_images() {
     if !has_device(BackendKind::OpenCl) {

@@ -1,7 +1,7 @@
 //! Recordings of the driver, and slices: they compute what single commands do.
 
 use super::super::replay::Queued;
-use super::super::slice::Slicer;
+use super::super::slice::{Slicer, Slices};
 use super::*;
 
 /// Ways to record that the device of these tests offers.
@@ -215,46 +215,40 @@ fn slices_compute_what_whole_submissions_do() {
     }
 }
 
-/// In the first run, too, and where a kernel reads what it writes.
 #[test]
-fn what_is_above_a_slice_runs_in_parts() {
+fn what_is_above_a_slice_runs_alone() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    for in_place in [false, true] {
-        let mut cl = opened(ReplayMode::Off, Some(1));
-        let cols = 256;
-        let rows = 1 << 15;
-        let kernel = cl.compile(&rms_norm_spec(1, DType::F32, in_place)).unwrap();
-        let bytes = 4 * (rows * cols) as u64;
-        let [x, y, scale] = ["x", "y", "scale"].map(|label| buffer(&mut cl, label, bytes));
-        let input = values(rows * cols);
-        cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
-        let result = if in_place { x } else { y };
-        let args: &[View] = if in_place { &[x, scale] } else { &[x, scale, y] };
-        let recording = cl.record(&[dispatch(kernel, args, 0, 0..12)]).unwrap();
-        let launch = Launch {
-            params: rms_norm_params(rows, cols, 1e-5),
-            grids: vec![[rows as u32, 1, 1]],
-        };
-        let expected = rms_norm(&input, &values(cols), cols, 1e-5);
-        for _ in 0..3 {
-            cl.write(y, &vec![0; bytes as usize]).unwrap();
-            cl.write(x, &to_bytes(&input, DType::F32)).unwrap();
-            cl.submit(recording, &launch).unwrap();
-            let out = read(&mut cl, result);
-            assert_close(&from_bytes(&out, DType::F32), &expected, DType::F32);
-            // The kernel was compiled once more, for parts, when it first ran.
-            assert_eq!(cl.stats().compiles, 2, "in place: {in_place}");
-        }
+    let mut cl = opened(ReplayMode::Off, Some(1));
+    let cols = 256;
+    let rows = 1 << 15;
+    let kernel = cl.compile(&rms_norm_spec(1, DType::F32, false)).unwrap();
+    let bytes = 4 * (rows * cols) as u64;
+    let [x, y, scale] = ["x", "y", "scale"].map(|label| buffer(&mut cl, label, bytes));
+    let small = buffer(&mut cl, "small", 64);
+    let input = values(rows * cols);
+    cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
+    cl.write(x, &to_bytes(&input, DType::F32)).unwrap();
+    let fill = || Command::Fill { dst: small, byte: 0 };
+    let commands = [fill(), fill(), dispatch(kernel, &[x, scale, y], 0, 0..12), fill()];
+    let recording = cl.record(&commands).unwrap();
+    let launch = Launch {
+        params: rms_norm_params(rows, cols, 1e-5),
+        grids: vec![[rows as u32, 1, 1]],
+    };
+    let expected = rms_norm(&input, &values(cols), cols, 1e-5);
+    for is_first in [true, false, false] {
+        cl.write(y, &vec![0; bytes as usize]).unwrap();
+        cl.submit(recording, &launch).unwrap();
+        let out = read(&mut cl, y);
+        assert_close(&from_bytes(&out, DType::F32), &expected, DType::F32);
+        // At first each command runs alone; 64 MiB always take more than a millisecond.
         let cut = &cl.recordings[&recording].cut;
-        assert!(
-            cut.jobs.len() > 1,
-            "32 MiB in one slice of a millisecond: {cut:?}"
-        );
-        assert_eq!(cut.slices().len(), cut.jobs.len());
-        assert!(cl.stats().longest_slice_ns > 0);
+        assert!(cut.all.iter().any(|slice| slice.steps == (2..3)), "{cut:?}");
+        assert!(!is_first || cut.all.len() == 4, "{cut:?}");
     }
+    assert!(cl.stats().longest_slice_ns > 1_000_000);
 }
 
 #[test]
@@ -265,6 +259,7 @@ fn a_slice_without_an_event_is_waited_for() {
     let mut cl = opened(ReplayMode::Off, Some(1));
     let bytes = 1 << 28;
     let much = buffer(&mut cl, "much", bytes);
+    let recording = cl.record(&[Command::Fill { dst: much, byte: 1 }]).unwrap();
     let (block, _) = cl.place(much).unwrap();
     let fill = || {
         cl.queue
@@ -272,11 +267,15 @@ fn a_slice_without_an_event_is_waited_for() {
             .unwrap()
             .unwrap()
     };
-    let last = [fill(), fill(), fill()].into_iter().next_back().unwrap();
     let mut slicer = Slicer::new(1);
-    slicer.ran(Queued::default(), true);
+    let mut cut = Slices::whole(1);
+    let steps = &cl.recordings[&recording].steps;
+    assert!(cut.follow(recording, &mut slicer, steps, &Launch::default()));
+    let last = [fill(), fill(), fill()].into_iter().next_back().unwrap();
+    slicer.push(recording, &cut, 0, Queued::default());
     slicer.drain(0, &cl.queue).unwrap();
     // Times are told of what is done alone.
     assert!(last.end().is_ok(), "drained while it runs");
+    assert!(slicer.longest > 0, "measured by the host");
     cl.destroy_buffer(much.buffer);
 }

@@ -98,13 +98,6 @@ pub fn generate_cached(
     on_stand_in(greedy(model, tokens, &more), config)
 }
 
-/// The same, with the notes of which kernels take more than a slice.
-pub fn generate_noting(model: &Path, config: &Config, tokens: usize, cache: &str) -> Result<Run, String> {
-    let mut command = greedy(model, tokens, &["--cache-dir", cache]);
-    command.env_remove("RUST_LOG");
-    on_stand_in(command, config)
-}
-
 /// Kernels are built in each run: a failure to build one is played.
 fn uncached(mut command: Command) -> Command {
     command.arg("--no-cache");
