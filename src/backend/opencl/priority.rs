@@ -113,6 +113,24 @@ pub(super) struct Opened {
     pub(super) hints: Hints,
 }
 
+/// Makes an object with properties for hints, or without them if the driver of the device called
+/// `name` refuses `what` they are; also returns whether it takes them.
+fn hinted<P, T>(
+    name: &str,
+    what: &str,
+    properties: &[P],
+    make: impl Fn(&[P]) -> Result<T, Code>,
+) -> Result<(T, bool), Code> {
+    match make(properties) {
+        Err(code) if !properties.is_empty() => {
+            let plain = make(&[])?;
+            log::warn!("{name}: the driver lists {what} but refuses it: {code}");
+            Ok((plain, false))
+        }
+        made => made.map(|made| (made, true)),
+    }
+}
+
 /// Opens the device called `name` with this priority, without the hints that its driver refuses;
 /// `timed` requests a queue that measures times.
 pub(super) fn open(
@@ -122,43 +140,19 @@ pub(super) fn open(
     priority: Option<Priority>,
     timed: bool,
 ) -> Result<Opened, BackendError> {
-    let refused = |what: &str, code: Code| {
-        log::warn!("{name}: the driver lists {what} but refuses it: {code}");
-    };
-    let plain_context =
-        || Context::new(device, &[]).map_err(|code| code.at(format!("clCreateContext on {name}")));
     let properties = hints.of_context(priority);
-    let context = if properties.is_empty() {
-        plain_context()?
-    } else {
-        match Context::new(device, &properties) {
-            Ok(context) => context,
-            Err(code) => {
-                let context = plain_context()?;
-                refused("the priority of a context", code);
-                (hints.context_priority, hints.context_clocks) = (false, false);
-                context
-            }
-        }
-    };
-    let plain_queue = || {
-        let queue = context.queue(device, timed, &[]);
-        queue.map_err(|code| code.at(format!("clCreateCommandQueue on {name}")))
-    };
+    let (context, takes) = hinted(name, "the priority of a context", &properties, |properties| {
+        Context::new(device, properties)
+    })
+    .map_err(|code| code.at(format!("clCreateContext on {name}")))?;
+    hints.context_priority &= takes;
+    hints.context_clocks &= takes;
     let properties = hints.of_queue(priority);
-    let queue = if properties.is_empty() {
-        plain_queue()?
-    } else {
-        match context.queue(device, timed, &properties) {
-            Ok(queue) => queue,
-            Err(code) => {
-                let queue = plain_queue()?;
-                refused("the priority of a queue", code);
-                hints.queue_priority = false;
-                queue
-            }
-        }
-    };
+    let (queue, takes) = hinted(name, "the priority of a queue", &properties, |properties| {
+        context.queue(device, timed, properties)
+    })
+    .map_err(|code| code.at(format!("clCreateCommandQueue on {name}")))?;
+    hints.queue_priority &= takes;
     Ok(Opened {
         context,
         queue,
