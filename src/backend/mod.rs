@@ -24,6 +24,8 @@
 
 #[allow(missing_docs, reason = "internal")]
 mod caps;
+#[cfg(any(feature = "cpu", feature = "opencl", feature = "wgpu"))]
+mod compiled;
 #[cfg(feature = "cpu")]
 #[allow(missing_docs, reason = "internal")]
 pub mod cpu;
@@ -60,12 +62,8 @@ pub use shared::SharedBackend;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 pub(crate) use profile::{Vendor, fast_local};
 
-#[cfg(any(feature = "opencl", feature = "wgpu"))]
-use crate::parallel;
 use crate::tensor::Bytes;
 use kernel::KernelSpec;
-#[cfg(any(feature = "opencl", feature = "wgpu"))]
-use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -245,36 +243,8 @@ pub trait Backend: Send {
     }
 }
 
-/// Shared part of [`Backend::compile_ahead`]: builds the `specs` that are not `known`, on all
-/// cores, and returns the kernels that were built. `compile` reports the errors of the others.
-#[cfg(any(feature = "opencl", feature = "wgpu"))]
-fn build_ahead<'a, T: Send>(
-    specs: &[&'a KernelSpec],
-    known: impl Fn(&KernelSpec) -> bool,
-    build: impl Fn(&KernelSpec) -> Result<T, BackendError> + Sync,
-    done: &mut dyn FnMut(usize),
-) -> Vec<(&'a KernelSpec, T)> {
-    let mut new = specs.to_vec();
-    new.retain(|spec| !known(spec));
-    let mut ready = specs.len() - new.len();
-    let mut built = Vec::with_capacity(new.len());
-    let Ok(()) = parallel::for_each(
-        parallel::cores(),
-        new.len(),
-        || (),
-        |(), i| Ok::<_, Infallible>(new.get(i).map(|spec| (*spec, build(spec)))),
-        |_, made| {
-            if let Some((spec, Ok(made))) = made {
-                built.push((spec, made));
-                ready += 1;
-            }
-            done(ready);
-        },
-    );
-    built
-}
-
-/// Declares the backends. Each line gives the variant of [`BackendKind`], the name, which is also the name of the Cargo feature, and a description for users.
+/// Declares the backends. Each line gives the variant of [`BackendKind`], the name, which is also
+/// the name of the Cargo feature, and a description for users.
 macro_rules! backends {
     ($($(#[$doc:meta])* $kind:ident = $name:tt $about:literal;)*) => {
         /// A backend.

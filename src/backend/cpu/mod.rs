@@ -14,13 +14,14 @@
 
 pub mod args;
 pub mod bytes;
-pub mod compiled;
+pub mod dispatch;
 pub mod epilogue;
 pub mod pool;
 pub mod simd;
 
 pub use super::isa;
 
+use super::compiled::{Built, Kernels};
 use super::kernel::{self, KernelSpec};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelCode, KernelId, Launch,
@@ -29,7 +30,7 @@ use super::{
 use crate::quota::{self, Reservation};
 use crate::tensor::Bytes;
 use args::Memory;
-use compiled::{Compiled, Table};
+use dispatch::{Compiled, Table};
 use isa::Isa;
 use pool::Pool;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -145,8 +146,7 @@ pub struct Cpu {
     pool: Arc<Pool>,
     buffers: HashMap<u32, Buffer>,
     next_buffer: u32,
-    kernels: Vec<Prepared>,
-    cache: HashMap<KernelSpec, KernelId>,
+    kernels: Kernels<Prepared>,
     recordings: HashMap<u32, Vec<Action>>,
     next_recording: u32,
     stats: Stats,
@@ -240,8 +240,7 @@ impl Cpu {
             pool: shared_pool(threads),
             buffers: HashMap::new(),
             next_buffer: 0,
-            kernels: Vec::new(),
-            cache: HashMap::new(),
+            kernels: Kernels::new(),
             recordings: HashMap::new(),
             next_recording: 0,
             stats: Stats::default(),
@@ -281,11 +280,6 @@ impl Cpu {
         memory.ok_or_else(|| internal("view", format!("{view:?} is outside its buffer")))
     }
 
-    fn prepared(&self, id: KernelId) -> Result<&Prepared, BackendError> {
-        let kernel = self.kernels.get(id.0 as usize);
-        kernel.ok_or_else(|| internal("record", format!("{id:?} does not exist")))
-    }
-
     fn action(&self, command: &Command) -> Result<Action, BackendError> {
         Ok(match command {
             Command::Dispatch {
@@ -294,7 +288,7 @@ impl Cpu {
                 step,
                 params,
             } => {
-                let kernel = self.prepared(*id)?;
+                let kernel = self.kernels.get(*id)?;
                 let spec = &kernel.spec;
                 let roles = kernel::args(spec.kernel, spec.epilogue.as_ref()).map(|a| a.role.writes());
                 let memory = |(i, writes): (&Option<usize>, bool)| {
@@ -338,7 +332,8 @@ impl Cpu {
                 let fault = |why: String| BackendError::Fault {
                     step: *step,
                     kernel: self
-                        .prepared(*id)
+                        .kernels
+                        .get(*id)
                         .map_or_else(|_| String::new(), |k| k.spec.to_string()),
                     why,
                 };
@@ -437,24 +432,21 @@ impl Backend for Cpu {
     }
 
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
-        if let Some(id) = self.cache.get(spec) {
+        if let Some(id) = self.kernels.ids.get(spec) {
             return Ok(*id);
         }
-        let compiled =
-            compiled::compile(self.table.entries, spec, self.isa).ok_or_else(|| BackendError::Unsuited {
-                kernel: spec.to_string(),
-                device: self.caps.device.clone(),
-                why: "there is no CPU kernel for these types and defines".to_owned(),
-            })?;
-        let id = KernelId(crate::num::exact(self.kernels.len(), "a kernel's index")?);
-        self.kernels.push(Prepared {
+        let compiled = dispatch::compile(self.table.entries, spec, self.isa).ok_or_else(|| BackendError::Unsuited {
+            kernel: spec.to_string(),
+            device: self.caps.device.clone(),
+            why: "there is no CPU kernel for these types and defines".to_owned(),
+        })?;
+        let kernel = Prepared {
             spec: spec.clone(),
             compiled: compiled.into(),
-            views: compiled::views(spec),
-        });
-        self.cache.insert(spec.clone(), id);
-        self.stats.compiles += 1;
-        Ok(id)
+            views: dispatch::views(spec),
+        };
+        let stored = false;
+        self.kernels.add(spec, Built { kernel, stored }, &mut self.stats)
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {

@@ -1,6 +1,7 @@
 //! Builds kernels from their source, or loads the programs that an earlier start has stored.
 
 use super::driver::{Code, Context, DeviceHandle, Program};
+use crate::backend::compiled::Built;
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind, validation};
@@ -21,12 +22,6 @@ pub(super) struct Compiled {
     /// For each operand, the image through which it is read.
     pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
-}
-
-/// A kernel, and whether its program came from the store.
-pub(super) struct Built {
-    pub(super) kernel: Compiled,
-    pub(super) stored: bool,
 }
 
 /// Result of testing whether the compiler accepts a program.
@@ -86,7 +81,7 @@ impl<'a> Builder<'a> {
 impl Builder<'_> {
     /// Loads the kernel for `spec` from the store if the driver accepts it; otherwise compiles and
     /// stores it.
-    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
+    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built<Compiled>, BackendError> {
         self.made(&self.job(spec)?)
     }
 
@@ -127,7 +122,7 @@ impl Builder<'_> {
         self.of_source(&empty).is_ok()
     }
 
-    fn made(&self, job: &Job<'_>) -> Result<Built, BackendError> {
+    fn made(&self, job: &Job<'_>) -> Result<Built<Compiled>, BackendError> {
         let (kernel, stored) = self.program(&job.text, |program| self.checked(job, program))?;
         Ok(Built { kernel, stored })
     }

@@ -175,7 +175,7 @@ impl OpenCl {
     /// Compiles the kernel for `spec` without images, and makes `spec` refer to it too.
     pub(super) fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
         let id = self.compile(&spec.without_images())?;
-        self.cache.insert(spec.clone(), id);
+        self.kernels.ids.insert(spec.clone(), id);
         Ok(id)
     }
 
@@ -186,11 +186,7 @@ impl OpenCl {
         id: KernelId,
         args: &[View],
     ) -> Result<(KernelId, Vec<Arc<Block>>), BackendError> {
-        let kernel = self
-            .kernels
-            .get(id.0 as usize)
-            .ok_or_else(|| unknown("kernel", id.0))?;
-        let forms = kernel.images.clone();
+        let forms = self.kernels.get(id)?.images.clone();
         let reads_images = forms.iter().any(Option::is_some);
         if !(reads_images && self.images_refused) {
             let forms = forms.into_iter().chain(std::iter::repeat(None));
@@ -204,7 +200,7 @@ impl OpenCl {
                 bound => return Ok((id, bound?)),
             }
         }
-        let spec = self.cache.iter().find(|(_, known)| **known == id);
+        let spec = self.kernels.ids.iter().find(|(_, known)| **known == id);
         let spec = spec.map(|(spec, _)| spec.clone());
         let spec = spec.ok_or_else(|| unknown("kernel", id.0))?;
         let id = self.compile(&spec.without_images())?;

@@ -19,14 +19,15 @@ mod tensor_cores;
 #[cfg(test)]
 mod tests;
 
+use super::compiled::Kernels;
 use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
-    RecordingId, Stats, View, build_ahead, choose, validation,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot,
+    Priority, RecordingId, Stats, View, choose, validation,
 };
 use crate::cache::Store;
-use build::{Builder, Built, Compiled};
+use build::{Builder, Compiled};
 pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Queue};
 use priority::{Hints, Opened};
@@ -66,8 +67,7 @@ pub struct OpenCl {
     // Fields are dropped in this order: users of an object before the object.
     recordings: HashMap<RecordingId, Recording>,
     buffers: HashMap<BufferId, Buffer>,
-    kernels: Vec<Compiled>,
-    cache: HashMap<KernelSpec, KernelId>,
+    kernels: Kernels<Compiled>,
     slicer: Option<Slicer>,
     recorder: Recorder,
     queue: Queue,
@@ -140,8 +140,7 @@ impl OpenCl {
         Ok(Self {
             recordings: HashMap::new(),
             buffers: HashMap::new(),
-            kernels: Vec::new(),
-            cache: HashMap::new(),
+            kernels: Kernels::new(),
             slicer: slice.map(Slicer::new),
             recorder,
             queue,
@@ -162,22 +161,6 @@ impl OpenCl {
 
     fn builder(&self) -> Builder<'_> {
         Builder::new(&self.context, self.device, &self.caps, self.store.as_deref())
-    }
-
-    fn keep(&mut self, spec: &KernelSpec, built: Built) -> Result<KernelId, BackendError> {
-        let id = u32::try_from(self.kernels.len()).map_err(|_| BackendError::Driver {
-            call: format!("kernel {spec}"),
-            why: "more than 2^32 kernels were compiled".to_owned(),
-        })?;
-        self.kernels.push(built.kernel);
-        self.cache.insert(spec.clone(), KernelId(id));
-        let count = if built.stored {
-            &mut self.stats.cached
-        } else {
-            &mut self.stats.compiles
-        };
-        *count += 1;
-        Ok(KernelId(id))
     }
 
     /// A number that no buffer or recording has had before.
@@ -249,10 +232,7 @@ impl OpenCl {
         params: &Range<u32>,
     ) -> Result<PreparedDispatch, BackendError> {
         let (id, blocks) = self.operands(id, args)?;
-        let kernel = self
-            .kernels
-            .get(id.0 as usize)
-            .ok_or_else(|| unknown("kernel", id.0))?;
+        let kernel = self.kernels.get(id)?;
         let refused = |why: String| BackendError::Driver {
             call: format!("kernel {}", kernel.name),
             why,
@@ -431,7 +411,7 @@ impl Backend for OpenCl {
     }
 
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
-        if let Some(id) = self.cache.get(spec) {
+        if let Some(id) = self.kernels.ids.get(spec) {
             return Ok(*id);
         }
         let reads_images = !spec.images.is_empty();
@@ -443,20 +423,14 @@ impl Backend for OpenCl {
                 self.refuse_images(&why);
                 self.compile_without_images(spec)
             }
-            built => self.keep(spec, built?),
+            built => self.kernels.add(spec, built?, &mut self.stats),
         }
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
         let builder = self.builder();
-        let known = |spec: &KernelSpec| self.cache.contains_key(spec);
-        let built = build_ahead(specs, known, |spec| builder.build(spec), done);
-        for (spec, made) in built {
-            if !self.cache.contains_key(spec) {
-                // `compile` reports the error if there are too many kernels.
-                let _kept = self.keep(spec, made);
-            }
-        }
+        let built = self.kernels.build_ahead(specs, |spec| builder.build(spec), done);
+        self.kernels.add_all(built, &mut self.stats);
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {

@@ -2,6 +2,7 @@
 
 use super::{Wgpu, words};
 use crate::backend::BackendError;
+use crate::backend::compiled::Built;
 use crate::backend::kernel::{KernelSpec, Language, Ty, excerpt};
 use crate::cache::{Key, Kind, Store};
 use crate::tensor::DType;
@@ -17,12 +18,6 @@ pub(super) struct Compiled {
     /// Bytes of the parameter struct.
     pub(super) params_exact: u32,
     pub(super) operands: usize,
-}
-
-/// A kernel, and whether the stored pipeline cache was complete.
-pub(super) struct Built {
-    pub(super) kernel: Compiled,
-    pub(super) stored: bool,
 }
 
 /// The pipeline cache of one kernel.
@@ -106,7 +101,7 @@ impl Wgpu {
     }
 
     /// Builds the pipeline for `spec`. Several threads may build at once.
-    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
+    pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built<Compiled>, BackendError> {
         let source = spec.expand(Language::Wgsl).map_err(|e| {
             let text = spec.kernel.sources.wgsl.unwrap_or_default();
             self.failed(spec, e.to_string(), excerpt(text, None))

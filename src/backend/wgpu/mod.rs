@@ -13,17 +13,16 @@ mod tensor_cores;
 #[cfg(test)]
 mod tests;
 
+use super::compiled::Kernels;
 use super::device_presets::Family;
 use super::kernel::Language;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelCode, KernelId,
     KernelSpec, Launch, TensorCores,
 };
-use super::{
-    OpenOptions, PackedDot, RecordingId, Stats, Vendor, View, build_ahead, choose, fast_local, validation,
-};
+use super::{OpenOptions, PackedDot, RecordingId, Stats, Vendor, View, choose, fast_local, validation};
 use crate::cache::Store;
-use build::{Built, Compiled};
+use build::Compiled;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -51,8 +50,7 @@ pub struct Wgpu {
     fault: Arc<Mutex<Fault>>,
     buffers: HashMap<u32, ::wgpu::Buffer>,
     next_buffer: u32,
-    kernels: Vec<Compiled>,
-    cache: HashMap<KernelSpec, KernelId>,
+    kernels: Kernels<Compiled>,
     recordings: HashMap<u32, record::Recording>,
     next_recording: u32,
     readback: Option<::wgpu::Buffer>,
@@ -261,8 +259,7 @@ impl Wgpu {
             fault,
             buffers: HashMap::new(),
             next_buffer: 0,
-            kernels: Vec::new(),
-            cache: HashMap::new(),
+            kernels: Kernels::new(),
             recordings: HashMap::new(),
             next_recording: 0,
             readback: None,
@@ -368,12 +365,6 @@ impl Wgpu {
             .ok_or_else(|| driver(call, format!("buffer {} does not exist", id.0)))
     }
 
-    fn kernel(&self, call: &str, id: KernelId) -> Result<&Compiled, BackendError> {
-        self.kernels
-            .get(id.0 as usize)
-            .ok_or_else(|| driver(call, format!("kernel {} does not exist", id.0)))
-    }
-
     /// Submits the commands together with all pending writes.
     fn queue_submit(&mut self, commands: Option<::wgpu::CommandBuffer>) -> ::wgpu::SubmissionIndex {
         self.pending = 0;
@@ -416,19 +407,6 @@ impl Wgpu {
         let buffer = self.allocate("readback", size, usage, None)?;
         self.readback = Some(buffer.clone());
         Ok(buffer)
-    }
-
-    fn keep(&mut self, spec: &KernelSpec, built: Built) -> Result<KernelId, BackendError> {
-        let id = u32::try_from(self.kernels.len()).map_err(|_| driver("compile", "too many kernels"))?;
-        self.kernels.push(built.kernel);
-        self.cache.insert(spec.clone(), KernelId(id));
-        let count = if built.stored {
-            &mut self.stats.cached
-        } else {
-            &mut self.stats.compiles
-        };
-        *count += 1;
-        Ok(KernelId(id))
     }
 
     /// Reads bytes of `source` from `offset` on into `out`, after all earlier work.
@@ -529,23 +507,17 @@ impl Backend for Wgpu {
     }
 
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
-        if let Some(id) = self.cache.get(spec) {
+        if let Some(id) = self.kernels.ids.get(spec) {
             return Ok(*id);
         }
         self.check("compile")?;
         let built = self.build(spec)?;
-        self.keep(spec, built)
+        self.kernels.add(spec, built, &mut self.stats)
     }
 
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
-        let known = |spec: &KernelSpec| self.cache.contains_key(spec);
-        let built = build_ahead(specs, known, |spec| self.build(spec), done);
-        for (spec, made) in built {
-            if !self.cache.contains_key(spec) {
-                // `compile` reports the error if there are too many kernels.
-                let _kept = self.keep(spec, made);
-            }
-        }
+        let built = self.kernels.build_ahead(specs, |spec| self.build(spec), done);
+        self.kernels.add_all(built, &mut self.stats);
     }
 
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {

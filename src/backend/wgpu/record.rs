@@ -109,7 +109,7 @@ impl Recording {
                     let dispatch = PreparedDispatch {
                         command: number,
                         kernel: *kernel,
-                        pipeline: backend.kernel("record", *kernel)?.pipeline.clone(),
+                        pipeline: backend.kernels.get(*kernel)?.pipeline.clone(),
                         group,
                         offset: params.start,
                         step: *step,
@@ -322,7 +322,7 @@ fn params_buffer(
             continue;
         };
         let call = format!("record command {number}");
-        let kernel = backend.kernel(&call, *kernel)?;
+        let kernel = backend.kernels.get(*kernel)?;
         if params.end.checked_sub(params.start) != Some(kernel.params_exact) || params.end % 4 != 0 {
             let expected = kernel.params_exact;
             return Err(driver(
@@ -350,7 +350,7 @@ fn bind_group(
     args: &[View],
     params: Option<&::wgpu::Buffer>,
 ) -> Result<::wgpu::BindGroup, BackendError> {
-    let kernel = backend.kernel("record", id)?;
+    let kernel = backend.kernels.get(id)?;
     let call = || format!("record command {number} ({})", kernel.name);
     if args.len() != kernel.operands {
         return Err(driver(

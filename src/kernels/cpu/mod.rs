@@ -19,7 +19,7 @@ use super::{
     int8_softmax, int8_table, kv_append, kv_append_q8, lrn, matmul, matmul_integer, norm, pad, pointwise,
     pool, probe, product_e0m, range, reduce, resize, rotary, rotary_append, softmax, strided, top_k, trilu,
 };
-use crate::backend::cpu::compiled::{Entry, Table, compile};
+use crate::backend::cpu::dispatch::{Entry, Table, compile};
 use crate::backend::isa::Isa;
 
 /// All native kernels.
