@@ -20,11 +20,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use transformer_lite::unstable::backend::{self, BackendKind, DeviceKind};
 use transformer_lite::unstable::executor::Executor;
-use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
 use transformer_lite::unstable::graph::{Edit, Graph, derive};
 use transformer_lite::unstable::plan::{Options, Plan};
-use transformer_lite::unstable::quant::Bits;
+use transformer_lite::unstable::quant::{Bits, Format};
 use transformer_lite::unstable::shape::{Bindings, Fact, Shape};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -125,7 +125,7 @@ fn products(
             inputs.push(Some(edit.add_const(&format!("w{i}.{j}"), Arc::new(w))));
         }
         let y = edit.add_value(&format!("y{i}"), None);
-        let op = MatMulE0m::new(Bits::Four, a.group);
+        let op = QuantizedMatMul::new(Format::new(Bits::Four, a.group));
         edit.add_node(&format!("product{i}"), Vec::new(), Box::new(op), inputs, vec![y]);
         edit.add_output(y);
     }

@@ -16,17 +16,15 @@ use transformer_lite::unstable::backend::{self, BackendKind};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::op::Op;
 use transformer_lite::unstable::graph::op::attention::Attention;
-use transformer_lite::unstable::graph::op::gated_matmul_e0m::GatedMatMulE0m;
-use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::unstable::graph::op::matmul::MatMul;
-use transformer_lite::unstable::graph::op::matmul_e0m::{ActivationType, MatMulE0m};
+use transformer_lite::unstable::graph::op::matmul_e0m::{ActivationType, QuantizedMatMul};
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Unary};
 use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
 use transformer_lite::unstable::graph::op::rotary::Pairs;
 use transformer_lite::unstable::graph::op::rotary_append::RotaryAppend;
 use transformer_lite::unstable::graph::{Edit, Graph, State, derive};
 use transformer_lite::unstable::plan::{Options, Plan};
-use transformer_lite::unstable::quant::Bits;
+use transformer_lite::unstable::quant::{Bits, Format};
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -236,14 +234,14 @@ fn layer(c: &mut Criterion, kind: BackendKind) {
         let x = || Operand::Input(vec![1, rows, width]);
         let row = |heads: usize, dim: usize| Operand::Input(vec![1, rows, heads, dim]);
         for activations in [ActivationType::Float, ActivationType::Int8] {
-            let product = || MatMulE0m {
+            let product = || QuantizedMatMul {
                 activations,
-                ..MatMulE0m::new(Bits::Four, 32)
+                ..QuantizedMatMul::new(Format::new(Bits::Four, 32))
             };
             let act = activations;
             // Queries, keys and values of a normalised row; gate and value of the feed-forward
             // part.
-            let normed = MatMulE0m {
+            let normed = QuantizedMatMul {
                 norm: (rows == 1).then_some(1e-5),
                 ..product()
             };
@@ -254,12 +252,13 @@ fn layer(c: &mut Criterion, kind: BackendKind) {
             };
             let operands = std::iter::once(x()).chain(weights(&columns)).collect();
             let macs = (rows * width * columns.iter().sum::<usize>()) as u64;
-            let joint = Box::new(JointMatMulE0m {
-                product: normed.clone(),
+            let joint = Box::new(QuantizedMatMul {
+                weights: columns.len(),
+                ..normed.clone()
             });
             case(&format!("joint_e0m4_{act}"), macs, joint, with_gain(operands), 3);
             let operands = std::iter::once(x()).chain(weights(&[inner, inner])).collect();
-            let gated = Box::new(GatedMatMulE0m::new(normed, swiglu()));
+            let gated = Box::new(normed.gated(swiglu()));
             let macs = (2 * rows * width * inner) as u64;
             case(&format!("gated_e0m4_{act}"), macs, gated, with_gain(operands), 1);
             if activations == ActivationType::Int8 {
@@ -308,7 +307,7 @@ fn benches(c: &mut Criterion) {
     for kind in &devices::backends() {
         for (k, n) in sizes {
             let bytes = Throughput::Bytes((k * n / 2) as u64);
-            let op = || Box::new(MatMulE0m::new(Bits::Four, 32));
+            let op = || Box::new(QuantizedMatMul::new(Format::new(Bits::Four, 32)));
             run(
                 c,
                 "matvec_e0m4",
@@ -326,7 +325,7 @@ fn benches(c: &mut Criterion) {
             );
         }
         let bytes = Throughput::Bytes(576 * 49152);
-        let op = Box::new(MatMulE0m::new(Bits::Eight, 32));
+        let op = Box::new(QuantizedMatMul::new(Format::new(Bits::Eight, 32)));
         run(
             c,
             "matvec_e0m8",

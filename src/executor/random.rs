@@ -3,7 +3,7 @@
 
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Command, Launch, View};
-use crate::graph::op::gather_e0m::GatherE0m;
+use crate::graph::op::gather_e0m::QuantizedGather;
 use crate::graph::{Graph, ValueId};
 use crate::kernels::probe::RANDOM;
 use crate::lower::WeightKey;
@@ -50,7 +50,7 @@ pub enum Numbers {
 fn terms(graph: &Graph, scales: ValueId) -> Option<i64> {
     let mut nodes = graph.nodes();
     let (_, node) = nodes.find(|(_, n)| n.inputs.iter().skip(1).any(|v| *v == Some(scales)))?;
-    let row = match node.op.downcast::<GatherE0m>() {
+    let row = match node.op.downcast::<QuantizedGather>() {
         Some(_) => node.outputs.first().copied(),
         None => node.inputs.first().copied().flatten(),
     };
@@ -171,17 +171,17 @@ pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::op::matmul_e0m::MatMulE0m;
+    use crate::graph::op::matmul_e0m::QuantizedMatMul;
     use crate::graph::{Edit, Op};
     use crate::lower::Pack;
-    use crate::quant::Bits;
+    use crate::quant::{Bits, Format};
     use crate::shape::{Fact, Shape};
 
     /// Scales of `k` rows in groups of `group`, of a product or of a table.
     fn spread(op: Box<dyn Op>, k: usize, groups: usize) -> f32 {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);
-        let is_table = op.downcast::<GatherE0m>().is_some();
+        let is_table = op.downcast::<QuantizedGather>().is_some();
         let mut value =
             |name, shape: &[usize], dtype| edit.add_value(name, Some(Fact::new(dtype, Shape::fixed(shape))));
         let codes = value("codes", &[Bits::Four.rows(k), 64], DType::U32);
@@ -213,12 +213,10 @@ mod tests {
             let wanted = (3.0 / k as f32).sqrt();
             for group in [32, 128, 1 << 20] {
                 let groups = k.div_ceil(group);
-                let product = Box::new(MatMulE0m::new(Bits::Four, group));
+                let format = Format::new(Bits::Four, group);
+                let product = Box::new(QuantizedMatMul::new(format));
                 assert_eq!(spread(product, k, groups), wanted, "groups of {group}");
-                let table = Box::new(GatherE0m {
-                    bits: Bits::Four,
-                    group,
-                });
+                let table = Box::new(QuantizedGather { format });
                 assert_eq!(spread(table, k, groups), wanted, "a table, groups of {group}");
             }
         }

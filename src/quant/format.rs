@@ -104,6 +104,20 @@ impl std::fmt::Display for Bits {
     }
 }
 
+/// The format of a quantized matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    pub bits: Bits,
+    /// Number of weights per group.
+    pub group: usize,
+}
+
+impl Format {
+    pub const fn new(bits: Bits, group: usize) -> Self {
+        Self { bits, group }
+    }
+}
+
 /// A bit plane: some bits of each value, packed together in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {

@@ -60,7 +60,7 @@ mod tests;
 mod transcode;
 
 pub use bytes::to_bytes;
-pub use format::{Affine, Bits, Plane, QuantError, affine, decode, encode};
+pub use format::{Affine, Bits, Format, Plane, QuantError, affine, decode, encode};
 pub use hessian::{Hessian, HessianError};
 pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};

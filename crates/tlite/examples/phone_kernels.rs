@@ -234,7 +234,7 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
     };
     let logits = graph.output("logits");
     for (_, node) in graph.nodes() {
-        if !["MatMul", "MatMulE0M", "Gemm", "Conv"].contains(&node.op.name()) {
+        if !["MatMul", "QuantizedMatMul", "Gemm", "Conv"].contains(&node.op.name()) {
             continue;
         }
         let inputs = node.inputs.iter().map(|v| v.map(shape).transpose());

@@ -1,16 +1,14 @@
 //! Products of one operand with packed weights.
 
 use super::*;
-use transformer_lite::unstable::graph::op::gated_matmul_e0m::GatedMatMulE0m;
-use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
 use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
 use transformer_lite::unstable::graph::pass::{EPILOGUE, GATE_UP, JOINT_MATMUL_E0M, NORM_MATMUL};
-use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
+use transformer_lite::unstable::quant::{Bits, ByGroup, Format, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
-fn weight(b: &mut Build, product: &MatMulE0m, n: usize) -> [ValueId; 2] {
-    let MatMulE0m { bits, group, .. } = *product;
+fn weight(b: &mut Build, product: &QuantizedMatMul, n: usize) -> [ValueId; 2] {
+    let Format { bits, group } = product.format;
     let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
     let packed = Packed::quantize(bits, group, 64, n, &ByGroup::from(Method::Mse), &at).unwrap();
     let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
@@ -21,16 +19,16 @@ fn weight(b: &mut Build, product: &MatMulE0m, n: usize) -> [ValueId; 2] {
 }
 
 /// A product of `x`, whose rows have 64 elements, with a constant of `n` columns.
-fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
+fn product(b: &mut Build, x: ValueId, product: QuantizedMatMul, n: usize) -> ValueId {
     let [codes, scales] = weight(b, &product, n);
     b.node(product, &[x, codes, scales])
 }
 
-const FOUR: MatMulE0m = MatMulE0m::new(Bits::Four, 32);
+const FOUR: QuantizedMatMul = QuantizedMatMul::new(Format::new(Bits::Four, 32));
 
 /// Products of `x [s, 64]`, each read by one elementwise operator; with `kept` the first is an
 /// output.
-fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
+fn products(all: &[(QuantizedMatMul, usize)], kept: bool) -> Build {
     let mut b = Build::default();
     let x = b.input("x", "s,64");
     for (i, (p, n)) in all.iter().enumerate() {
@@ -46,9 +44,10 @@ fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
 
 /// Numbers of results of the joint nodes.
 fn joint(b: &Build) -> Vec<usize> {
-    let nodes =
-        b.0.nodes()
-            .filter(|(_, n)| n.op.downcast::<JointMatMulE0m>().is_some());
+    let nodes = b.0.nodes().filter(|(_, n)| {
+        n.op.downcast::<QuantizedMatMul>()
+            .is_some_and(|op| op.weights > 1)
+    });
     nodes.map(|(_, n)| n.outputs.len()).collect()
 }
 
@@ -67,7 +66,7 @@ fn projections_of_one_operand_are_one_node() {
     assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 2);
     assert_eq!(joint(&b), [3, 2]);
     // The alike among others.
-    let eight = MatMulE0m::new(Bits::Eight, 32);
+    let eight = QuantizedMatMul::new(Format::new(Bits::Eight, 32));
     let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
     assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
     assert_eq!(joint(&b), [2]);
@@ -77,9 +76,9 @@ fn projections_of_one_operand_are_one_node() {
 fn projections_that_must_not_be_joined() {
     let sizes = [("s", 3)];
     let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 0, "{what}");
-    let eight = MatMulE0m::new(Bits::Eight, 32);
+    let eight = QuantizedMatMul::new(Format::new(Bits::Eight, 32));
     none(products(&[(FOUR, 64), (eight, 64)], false), "other bits");
-    let wide = MatMulE0m::new(Bits::Four, 64);
+    let wide = QuantizedMatMul::new(Format::new(Bits::Four, 64));
     none(products(&[(FOUR, 64), (wide, 64)], false), "other groups");
     none(products(&[(FOUR, 64), (FOUR, 16)], true), "an output");
     none(products(&[(FOUR, 64)], false), "one alone");
@@ -123,7 +122,7 @@ fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
 
 /// A feed-forward layer's first half, `up * silu(gate)`, of `x [s, 64]` behind a norm; with `kept`
 /// the gate is an output.
-fn gated(up: (MatMulE0m, usize), gate: (MatMulE0m, usize), kept: bool) -> Build {
+fn gated(up: (QuantizedMatMul, usize), gate: (QuantizedMatMul, usize), kept: bool) -> Build {
     let mut b = Build::default();
     let x = b.input("x", "s,64");
     let gain = HostTensor::from_f32(&[64], &[1.5; 64]).unwrap();
@@ -152,16 +151,16 @@ fn gates_join_the_products_that_they_open_and_norms_both() {
     b.pass(FUSE, &sizes);
     assert_eq!(b.pass(EPILOGUE, &sizes), 1);
     assert_eq!(b.pass(GATE_UP, &sizes), 1);
-    assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm.is_none()));
+    assert!(has::<QuantizedMatMul>(&b, |op| op.gate.is_some() && op.norm.is_none()));
     assert_eq!(b.pass(NORM_MATMUL, &sizes), 1);
-    assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm == Some(1e-5)));
+    assert!(has::<QuantizedMatMul>(&b, |op| op.gate.is_some() && op.norm == Some(1e-5)));
     assert_eq!(b.nodes(), 1);
 }
 
 #[test]
 fn gates_that_stay_apart() {
     let sizes = [("s", 1)];
-    let eight = MatMulE0m::new(Bits::Eight, 32);
+    let eight = QuantizedMatMul::new(Format::new(Bits::Eight, 32));
     for (mut b, what) in [
         (gated((FOUR, 16), (eight, 16), false), "other bits"),
         (gated((FOUR, 16), (FOUR, 16), true), "an output"),

@@ -2,20 +2,19 @@
 //! their own.
 
 use super::*;
-use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
+use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
+use transformer_lite::unstable::quant::{Bits, ByGroup, Format, Method, Packed};
 
 /// Products of `x [n, 64]` with weights of so many columns; each result is read once.
 fn products(columns: &[usize]) -> Arc<Graph> {
-    let product = MatMulE0m::new(Bits::Four, 32);
+    let product = QuantizedMatMul::new(Format::new(Bits::Four, 32));
     let mut b = Build::default();
     let mut operands = vec![b.input("x", DType::F32, "n 64")];
     for (which, n) in columns.iter().enumerate() {
         let at = |i: usize, j: usize| ((i * 7 + j * 3 + which) % 17) as f32 / 8.0 - 1.0;
         let packed = Packed::quantize(
-            product.bits,
-            product.group,
+            product.format.bits,
+            product.format.group,
             64,
             *n,
             &ByGroup::from(Method::Mse),
@@ -31,7 +30,8 @@ fn products(columns: &[usize]) -> Arc<Graph> {
             operands.push(edit.add_const(&format!("{name}{which}"), Arc::new(t)));
         }
     }
-    let results = b.nodes(JointMatMulE0m { product }, &operands, columns.len());
+    let weights = columns.len();
+    let results = b.nodes(QuantizedMatMul { weights, ..product }, &operands, weights);
     let read: Vec<ValueId> = results.iter().map(|v| b.node(unary(Unary::Neg), &[*v])).collect();
     b.finish(&read)
 }

@@ -6,10 +6,11 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use transformer_lite::unstable::files::read::read_config;
-use transformer_lite::unstable::graph::op::gather_e0m::GatherE0m;
-use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::gather_e0m::QuantizedGather;
+use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
 use transformer_lite::unstable::graph::{Graph, Node, ValueId};
+use transformer_lite::unstable::quant::Format;
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weights of one storage format.
@@ -302,11 +303,12 @@ fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
         taken.extend(rest);
         if taken.insert(codes) {
             let columns = constant(codes).and_then(|t| t.shape().last().copied());
-            let head = node.op.name() == "GatherE0M" || columns.is_some() && columns == vocabulary;
-            let format = if node.op.name().ends_with("E0M") {
-                format!("E0M{bits}")
-            } else {
+            let table = node.op.downcast::<QuantizedGather>().is_some();
+            let head = table || columns.is_some() && columns == vocabulary;
+            let format = if node.op.downcast::<MatMulNBits>().is_some() {
                 format!("int{bits}")
+            } else {
+                format!("E0M{bits}")
             };
             found.push(((head, true, format, bits, group), count, bytes));
         }
@@ -382,12 +384,8 @@ fn packed<'a>(
         let count = (op.k as u64).saturating_mul(op.n as u64);
         return Some((1, (op.bits.count(), Some(op.block), count)));
     }
-    let (bits, group) = if let Some(op) = node.op.downcast::<MatMulE0m>() {
-        (op.bits, op.group)
-    } else {
-        let op = node.op.downcast::<GatherE0m>()?;
-        (op.bits, op.group)
-    };
+    let product = node.op.downcast::<QuantizedMatMul>().map(|op| op.format);
+    let Format { bits, group } = product.or(node.op.downcast::<QuantizedGather>().map(|op| op.format))?;
     let codes = constant(node.inputs.get(1).copied().flatten()?)?;
     let &[rows, n] = codes.shape() else { return None };
     let count = (bits.weights(rows)? as u64).saturating_mul(n as u64);

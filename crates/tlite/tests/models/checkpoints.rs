@@ -396,7 +396,7 @@ fn kept_model(model: &Path, matrices: usize, device: &Device) -> Outcome {
     let packed = host
         .graph()
         .nodes()
-        .filter(|(_, n)| n.op.name() == "MatMulE0M")
+        .filter(|(_, n)| n.op.name() == "QuantizedMatMul")
         .count();
     if packed != matrices {
         return Err(format!("{packed} products with kept bits; expected {matrices}"));

@@ -1,6 +1,12 @@
-//! Matmul with an E0M weight of any bit width (own domain, `MatMulE0M`). E0M weights are quantized
-//! by groups, with an fp16 scale and bias. Operands: `x [.., K]`, quantized weights and scales in
-//! the layout of [`crate::quant`]. Attributes: `bits`, `group_size`.
+//! Matmuls with quantized weights of any format of [`crate::quant`] (own domain, `MatMulE0M` in
+//! files). Operands: `x [.., K]`, then quantized weights and scales of each weight in the layout of
+//! that module. Attributes in files, where there is one weight: `bits`, `group_size`.
+//!
+//! Passes give a node up to three weights, such as those of query, key and value, with a result for
+//! each, or two weights and an elementwise function of both products, such as SwiGLU. If a kernel
+//! can bind all results as one buffer, one dispatch computes all of them, over the columns of all
+//! weights side by side. Otherwise, for example if the number of rows is unbounded, each weight has
+//! its own dispatch.
 //!
 //! There are two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode) and
 //! `matmul_e0m` for many rows (prefill), with variants for tensor cores (module `tensor_cores`),
@@ -23,12 +29,13 @@ pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
 use crate::kernels::matmul_e0m::{MATRIX, MatrixArgs, PAIRS, VECTOR, VectorArgs};
 
 use crate::graph::op::norm;
+use crate::graph::op::pointwise::{self, Expr, ExprSource, Pointwise};
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::num;
-use crate::quant::{Bits, GROUP_STEP, decode_rows};
+use crate::quant::{Bits, Format, GROUP_STEP, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor, PANEL};
@@ -59,19 +66,23 @@ impl fmt::Display for ActivationType {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct MatMulE0m {
-    pub bits: Bits,
-    /// Number of weights per group.
-    pub group: usize,
+pub struct QuantizedMatMul {
+    /// Number of weights, at most [`QuantizedMatMul::MAX_WEIGHTS`]. Each has a result.
+    pub weights: usize,
     /// Set by the passes `int8_activations`, for 4-bit and 8-bit weights, and `int16_activations`.
     pub activations: ActivationType,
+    /// Format of all weights.
+    pub format: Format,
     /// Normalizes rows of `x` first ([`RmsNorm`]), with this epsilon and the last operand as scale.
     /// Set by the pass `norm_matmul`.
     pub norm: Option<f32>,
+    /// An elementwise function of the products with two weights, which is then the only result. Set
+    /// by the pass `gate_up`.
+    pub gate: Option<Pointwise>,
 }
 
-/// Reads bits and group size of a node of the own domain.
-pub(crate) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
+/// Reads the format of a node of the own domain.
+pub(crate) fn import_format(a: &dyn Attributes) -> OpResult<Format> {
     let need = |name: &str| -> OpResult<i64> {
         a.int(name)?
             .ok_or_else(|| OpError::expected(format!("attribute `{name}`"), "an integer", "nothing"))
@@ -90,11 +101,11 @@ pub(crate) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
                 group,
             )
         })?;
-    Ok((bits, group))
+    Ok(Format { bits, group })
 }
 
 /// K and N of packed operands; an error if these do not match.
-pub(crate) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact) -> OpResult<(usize, usize)> {
+pub(crate) fn packed_size(format: Format, codes: &Fact, scales: &Fact) -> OpResult<(usize, usize)> {
     let shapes = (codes.shape.as_fixed(), scales.shape.as_fixed());
     let (Some(c), Some(s)) = shapes else {
         return Err(OpError::expected(
@@ -110,8 +121,12 @@ pub(crate) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
     let (&[rows, n], &[groups, n2, 2]) = (c.as_slice(), s.as_slice()) else {
         return Err(mismatch());
     };
-    let k = bits.weights(rows).filter(|k| *k > 0).ok_or_else(mismatch)?;
-    let fits = n == n2 && groups == k.div_ceil(group) && n.is_multiple_of(2) && n > 0;
+    let k = format
+        .bits
+        .weights(rows)
+        .filter(|k| *k > 0)
+        .ok_or_else(mismatch)?;
+    let fits = n == n2 && groups == k.div_ceil(format.group) && n.is_multiple_of(2) && n > 0;
     if fits && codes.dtype == DType::U32 && scales.dtype == DType::F16 {
         Ok((k, n))
     } else {
@@ -132,7 +147,8 @@ pub const ACTIVATIONS: usize = 128;
 
 /// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
 /// `most` weights, so a larger group consists of several.
-pub(crate) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: usize) -> Call<A> {
+pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> Call<A> {
+    let Format { bits, group } = format;
     let k_block = k_block(group, most);
     let mut call = call
         .define("BITS", i64::from(bits.count()))
@@ -212,14 +228,209 @@ pub(crate) fn packed_parts(
     Ok(parts)
 }
 
-impl Op for MatMulE0m {
+impl Op for QuantizedMatMul {
     fn name(&self) -> &str {
-        "MatMulE0M"
+        "QuantizedMatMul"
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let products = self.codes().map(|codes| self.infer_one(cx, codes));
+        let products = products.collect::<OpResult<Vec<_>>>()?;
+        let Some(function) = &self.gate else {
+            return Ok(products);
+        };
+        let [a, b] = products.as_slice() else {
+            return Err(OpError::expected("weights with a gate", 2, self.weights));
+        };
+        if a != b {
+            return Err(OpError::mismatch("results of both matmuls", a, b));
+        }
+        let facts = cx.of(function, &[Some(a), Some(b)])?;
+        match facts.as_slice() {
+            [y] if y.shape == a.shape && y.dtype == a.dtype => Ok(facts),
+            _ => Err(OpError::expected(
+                "a function of two floats",
+                a,
+                format!("{facts:?}"),
+            )),
+        }
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let mut x = operand(inputs, 0)?;
+        let normed;
+        if let Some(epsilon) = self.norm {
+            let gain = operand(inputs, self.gain())?;
+            normed = RmsNorm { epsilon }.eval(&[Some(x), Some(gain)])?;
+            x = operand(&[normed.first()], 0)?;
+        }
+        let product = |codes| self.eval_one(x, operand(inputs, codes)?, operand(inputs, codes + 1)?);
+        let products = self.codes().map(product).collect::<OpResult<Vec<_>>>()?;
+        match &self.gate {
+            Some(function) => function.eval(&products.iter().map(Some).collect::<Vec<_>>()),
+            None => Ok(products),
+        }
+    }
+
+    fn supports_epilogue(&self) -> bool {
+        self.is_single()
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if let Some(function) = &self.gate {
+            return self.lower_gated(cx, function);
+        }
+        if self.weights == 1 {
+            let (weights, y) = (self.one_weight(cx, 1)?, cx.output(0)?);
+            return self.emit(cx, &weights, y);
+        }
+        match self.side_by_side(cx)? {
+            Ok((weights, y)) => return self.emit(cx, &weights, y),
+            Err(why) => log::debug!("matmuls of \"{}\" use separate dispatches: {why}", cx.name()),
+        }
+        let single = Self {
+            weights: 1,
+            ..self.clone()
+        };
+        for (o, codes) in self.codes().enumerate() {
+            let own = [0, codes, codes + 1].into_iter();
+            let own: Vec<usize> = own.chain(self.norm.map(|_| self.gain())).collect();
+            cx.part(&single, &own, o)?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        let products = sizes.row_products();
+        match &self.gate {
+            Some(function) => products.saturating_mul(2).saturating_add(function.flops(sizes)),
+            None => products,
+        }
+    }
+}
+
+/// The weights of one dispatch: one matrix, or several side by side.
+struct Weights {
+    /// Rows of each matrix.
+    k: usize,
+    /// Operands of quantized weights; each is followed by its scales.
+    codes: Vec<usize>,
+    /// End column of each matrix, counted over all of them.
+    ends: Vec<usize>,
+    /// First element of the result of each matrix.
+    starts: Vec<u64>,
+    /// Operand of the quantized weights of a second matrix with the size of the first. Its results
+    /// are passed to the epilogue as [second
+    /// results](crate::backend::kernel::epilogue::Argument::Other).
+    second: Option<usize>,
+}
+
+impl Weights {
+    /// Total columns of all matrices.
+    fn columns(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Whether the results of one row have gaps between them.
+    fn has_gaps(&self) -> bool {
+        let mut behind = self.starts.iter().skip(1).zip(&self.ends);
+        behind.any(|(start, end)| *start != *end as u64)
+    }
+
+    /// The second matrix, if any.
+    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits) -> OpResult<Option<ColumnRange>> {
+        let Some(codes) = self.second else { return Ok(None) };
+        let parts = packed_parts(cx, &[codes], bits, self.k, self.columns())?;
+        Ok(parts.into_iter().next())
+    }
+
+    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
+    /// (`common/parts`). Kernels read them only with the define `PARTS`.
+    fn column_fields(&self) -> OpResult<[Dim; 4]> {
+        let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
+        let start = |i: usize| {
+            let start = self.starts.get(i).copied().unwrap_or(0);
+            num::exact::<i64, _>(start, "the first element of a part").map(Dim::from)
+        };
+        Ok([end(0), end(1), start(1)?, start(2)?])
+    }
+}
+
+/// Number of rows of an operand: the product of all axes but the last.
+fn rows(x: &Shape) -> OpResult<Dim> {
+    Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
+}
+
+/// Normalizes `x`, rows of `k` elements, with scale `gain` into scratch memory of `dtype`.
+fn normed(
+    cx: &mut LowerCx<'_>,
+    x: Operand,
+    gain: Option<Operand>,
+    epsilon: f32,
+    (rows, k): (&Dim, usize),
+    dtype: DType,
+) -> OpResult<Operand> {
+    let normed = cx.temp(dtype, rows.mul(&Dim::from_usize(k))?);
+    let all = norm::RowNorm {
+        rows: rows.clone(),
+        cols: Dim::from_usize(k),
+        place: norm::ScaleIndex::Column,
+        center: false,
+        given: false,
+        epsilon,
+    };
+    norm::emit_to(cx, &all, x, [gain, None, None, None], normed)?;
+    Ok(normed)
+}
+
+impl QuantizedMatMul {
+    /// Maximum number of weights.
+    pub const MAX_WEIGHTS: usize = 3;
+
+    /// A matmul with one weight, float activations and without norm.
+    pub const fn new(format: Format) -> Self {
+        Self {
+            weights: 1,
+            activations: ActivationType::Float,
+            format,
+            norm: None,
+            gate: None,
+        }
+    }
+
+    /// The function `expr` of two such matmuls, its operands 0 and 1.
+    #[must_use]
+    pub fn gated(self, expr: Expr) -> Self {
+        let function = Pointwise {
+            name: "Gate".to_owned(),
+            expr,
+        };
+        Self {
+            weights: 2,
+            gate: Some(function),
+            ..self
+        }
+    }
+
+    /// True for a matmul with one weight.
+    pub fn is_single(&self) -> bool {
+        self.weights == 1 && self.gate.is_none()
+    }
+
+    /// Operands of the quantized weights; each is followed by its scales.
+    fn codes(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.weights).map(|i| 2 * i + 1)
+    }
+
+    /// Operand of the scale of [`QuantizedMatMul::norm`], if set.
+    fn gain(&self) -> usize {
+        2 * self.weights + 1
+    }
+
+    /// The fact of the product with one weight.
+    fn infer_one(&self, cx: &InferCx<'_>, codes: usize) -> OpResult<Fact> {
         let x = cx.fact(0)?;
-        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let (k, n) = packed_size(self.format, cx.fact(codes)?, cx.fact(codes + 1)?)?;
         let Some((last, before)) = x.shape.0.split_last() else {
             return Err(OpError::expected("rank of x", "1 or more", 0));
         };
@@ -227,33 +438,20 @@ impl Op for MatMulE0m {
             return Err(OpError::mismatch("inner dimensions", x, k));
         }
         if self.norm.is_some() {
-            let gain = cx.fact(GAIN)?;
+            let gain = cx.fact(self.gain())?;
             if gain.shape.0 != [Dim::from_usize(k)] {
                 return Err(OpError::mismatch("sizes of the norm's scale", gain, k));
             }
         }
         let mut shape = before.to_vec();
         shape.push(Dim::from_usize(n));
-        Ok(vec![Fact::new(x.dtype, Shape(shape))])
+        Ok(Fact::new(x.dtype, Shape(shape)))
     }
 
-    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        if let Some(epsilon) = self.norm {
-            let (x, gain) = (operand(inputs, 0)?, operand(inputs, GAIN)?);
-            let normed = RmsNorm { epsilon }.eval(&[Some(x), Some(gain)])?;
-            let plain = Self {
-                norm: None,
-                ..self.clone()
-            };
-            return plain.eval(&[
-                normed.first(),
-                Some(operand(inputs, 1)?),
-                Some(operand(inputs, 2)?),
-            ]);
-        }
-        let (x, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+    /// Multiplies `x`, already normalized, with one weight.
+    fn eval_one(&self, x: &HostTensor, codes: &HostTensor, scales: &HostTensor) -> OpResult<HostTensor> {
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
-        let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
+        let (k, n) = packed_size(self.format, &facts[0], &facts[1])?;
         let mut data = match x.dtype() {
             // The weights are not more precise than single precision.
             #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
@@ -276,8 +474,8 @@ impl Op for MatMulE0m {
         for first in (0..k).step_by(band) {
             let count = band.min(k - first);
             decode_rows(
-                self.bits,
-                self.group,
+                self.format.bits,
+                self.format.group,
                 n,
                 &words,
                 &pairs,
@@ -305,133 +503,84 @@ impl Op for MatMulE0m {
         if let Some(last) = shape.last_mut() {
             *last = n;
         }
-        Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
+        Ok(HostTensor::from_floats(x.dtype(), &shape, &y)?)
     }
 
-    fn supports_epilogue(&self) -> bool {
-        true
-    }
-
-    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
-        let y = cx.output(0)?;
-        self.emit(cx, k, &Weights::whole(1, n, GAIN), y)
-    }
-
-    fn flops(&self, sizes: &Sizes) -> u64 {
-        sizes.row_products()
-    }
-}
-
-/// The weights of one dispatch: one matrix, or several side by side ([`crate::graph::op::joint_matmul_e0m`]).
-pub(crate) struct Weights {
-    /// Operands of quantized weights; each is followed by its scales.
-    pub codes: Vec<usize>,
-    /// End column of each matrix, counted over all of them.
-    pub ends: Vec<usize>,
-    /// First element of the result of each matrix.
-    pub starts: Vec<u64>,
-    /// Operand of the quantized weights of a second matrix with the size of the first. Its results
-    /// are passed to the epilogue as [second
-    /// results](crate::backend::kernel::epilogue::Argument::Other).
-    pub second: Option<usize>,
-    /// Operand of the scale of [`MatMulE0m::norm`], if set.
-    pub gain: usize,
-}
-
-impl Weights {
-    /// One matrix of `n` columns with quantized weights in operand `codes`.
-    pub fn whole(codes: usize, n: usize, gain: usize) -> Self {
-        Self {
+    /// One weight, with quantized weights in operand `codes`.
+    fn one_weight(&self, cx: &LowerCx<'_>, codes: usize) -> OpResult<Weights> {
+        let (k, n) = packed_size(self.format, cx.fact(codes)?, cx.fact(codes + 1)?)?;
+        Ok(Weights {
+            k,
             codes: vec![codes],
             ends: vec![n],
             starts: vec![0],
             second: None,
-            gain,
-        }
+        })
     }
 
-    /// Total columns of all matrices.
-    pub fn columns(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    /// The second matrix, with `k` rows, if any.
-    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits, k: usize) -> OpResult<Option<ColumnRange>> {
-        let Some(codes) = self.second else { return Ok(None) };
-        Ok(packed_parts(cx, &[codes], bits, k, self.columns())?
-            .into_iter()
-            .next())
-    }
-
-    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
-    /// (`common/parts`). Kernels read them only with the define `PARTS`.
-    fn column_fields(&self) -> OpResult<[Dim; 4]> {
-        let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
-        let start = |i: usize| {
-            let start = self.starts.get(i).copied().unwrap_or(0);
-            num::exact::<i64, _>(start, "the first element of a part").map(Dim::from)
+    /// All weights, and the operand that holds all results; the reason if they cannot share one
+    /// buffer. A result starts after the maximum size of the previous ones, at an offset where a
+    /// view can start, so its offset is the same in all runs.
+    fn side_by_side(&self, cx: &mut LowerCx<'_>) -> OpResult<Result<(Weights, Operand), String>> {
+        let rows = rows(&cx.shape(0)?)?;
+        let Some(most) = cx.upper_bound(&rows).and_then(|n| u64::try_from(n).ok()) else {
+            return Ok(Err(format!("{rows} rows have no bound")));
         };
-        Ok([end(0), end(1), start(1)?, start(2)?])
-    }
-}
-
-/// Operand of the scale of [`MatMulE0m::norm`] in a single matmul.
-const GAIN: usize = 3;
-
-/// Number of rows of an operand: the product of all axes but the last.
-pub(crate) fn rows(x: &Shape) -> OpResult<Dim> {
-    Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
-}
-
-/// Normalizes `x`, rows of `k` elements, with scale `gain` into scratch memory of `dtype`.
-fn normed(
-    cx: &mut LowerCx<'_>,
-    x: Operand,
-    gain: Option<Operand>,
-    epsilon: f32,
-    (rows, k): (&Dim, usize),
-    dtype: DType,
-) -> OpResult<Operand> {
-    let normed = cx.temp(dtype, rows.mul(&Dim::from_usize(k))?);
-    let all = norm::RowNorm {
-        rows: rows.clone(),
-        cols: Dim::from_usize(k),
-        place: norm::ScaleIndex::Column,
-        center: false,
-        given: false,
-        epsilon,
-    };
-    norm::emit_to(cx, &all, x, [gain, None, None, None], normed)?;
-    Ok(normed)
-}
-
-impl MatMulE0m {
-    /// A matmul with float activations and without norm.
-    pub const fn new(bits: Bits, group: usize) -> Self {
-        Self {
-            bits,
-            group,
-            activations: ActivationType::Float,
-            norm: None,
+        let (mut k, mut end, mut ends, mut room) = (0, 0, Vec::new(), Vec::new());
+        for codes in self.codes() {
+            let (depth, n) = packed_size(self.format, cx.fact(codes)?, cx.fact(codes + 1)?)?;
+            (k, end) = (depth, end + n);
+            ends.push(end);
+            room.push(most.max(1).saturating_mul(n as u64));
         }
+        Ok(cx.block(&room)?.map(|block| {
+            let weights = Weights {
+                k,
+                codes: self.codes().collect(),
+                ends,
+                starts: block.starts,
+                second: None,
+            };
+            (weights, block.operand)
+        }))
+    }
+
+    /// Lowers `function` of the products with two weights. For one row, and for more on some
+    /// devices, a dispatch computes both products and stores only the function's result, so the
+    /// gate of a feed-forward layer needs no launch of its own (paper, section 2.2, counts launches
+    /// among the costs of a decode step). Otherwise there are two dispatches: a matmul into scratch
+    /// memory, and one with the function as its epilogue.
+    fn lower_gated(&self, cx: &mut LowerCx<'_>, function: &Pointwise) -> OpResult<()> {
+        let (mut weights, y) = (self.one_weight(cx, 1)?, cx.output(0)?);
+        let n = weights.columns();
+        let place = if self.supports_two_weights(cx, weights.k, n)? {
+            weights.second = Some(3);
+            ExprSource::Other
+        } else {
+            let count = rows(&cx.shape(0)?)?.mul(&Dim::from_usize(n))?;
+            let other = cx.temp(y.dtype, count);
+            let second = self.one_weight(cx, 3)?;
+            self.emit(cx, &second, other)?;
+            ExprSource::Beside(other)
+        };
+        let epilogue = pointwise::epilogue(&function.expr, cx, &[ExprSource::Result, place])?;
+        cx.storing(&epilogue, self.name(), |cx| self.emit(cx, &weights, y))
     }
 
     /// The left operand, and the scale of its normalization if the kernel normalizes.
-    /// `several` is that of [`MatMulE0m::several_rows`].
+    /// `several` is that of [`QuantizedMatMul::several_rows`].
     fn activations_of(
         &self,
         cx: &mut LowerCx<'_>,
         (rows, several): (&Dim, Option<Several>),
         k: usize,
-        gain: usize,
         y: DType,
     ) -> OpResult<(Operand, Option<Operand>)> {
         let x = cx.input(0)?;
         let Some(epsilon) = self.norm else {
             return Ok((x, None));
         };
-        let gain = Some(cx.input(gain)?);
+        let gain = Some(cx.input(self.gain())?);
         let types = [x.dtype, y];
         let vector = rows.is(1);
         let on_tensor_cores = (vector || several.is_some())
@@ -450,39 +599,37 @@ impl MatMulE0m {
         Ok((normed(cx, x, gain, epsilon, (rows, k), dtype)?, None))
     }
 
-    /// Emits the matmul of operand 0, whose rows have `k` elements, with `weights` into `y`. With
-    /// several matrices, the results are stored one after another, possibly with gaps.
-    pub(crate) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
-        let n = weights.columns();
+    /// Emits the matmul of operand 0 with `weights` into `y`. With several matrices, the results are
+    /// stored one after another, possibly with gaps.
+    fn emit(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
+        let (k, n) = (weights.k, weights.columns());
         let rows = rows(&cx.shape(0)?)?;
         let most = cx.upper_bound(&rows);
         for (what, columns) in [("first operand", k), ("result", n)] {
             cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
         }
         if cx.device().runs(&crate::kernels::product_e0m::PRODUCT) {
-            return self.emit_native(cx, k, weights, y);
+            return self.emit_native(cx, weights, y);
         }
         if self.activations == ActivationType::Int8 {
-            return self.emit_int8(cx, k, weights, y);
+            return self.emit_int8(cx, weights, y);
         }
         // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
-        let step = if self.bits == Bits::Eight { 4 } else { 8 };
+        let step = if self.format.bits == Bits::Eight { 4 } else { 8 };
         let one = rows.is(1);
         let types = [cx.input(0)?.dtype, y.dtype];
         let several = match one {
             true => None,
             false => self.several_rows(cx.device(), types, k, most),
         };
-        let (x, gain) = self.activations_of(cx, (&rows, several), k, weights.gain, y.dtype)?;
+        let (x, gain) = self.activations_of(cx, (&rows, several), k, y.dtype)?;
         let vector = one || several.is_some();
-        let second = weights.second_part(cx, self.bits, k)?;
+        let second = weights.second_part(cx, self.format.bits)?;
         // Several results of one row without gaps are like one row.
-        let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
-        let gaps = behind.any(|(start, end)| *start != *end as u64);
-        let in_parts = weights.ends.len() > 1 && (!one || gaps);
+        let in_parts = weights.ends.len() > 1 && (!one || weights.has_gaps());
         // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
-        for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
+        for part in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
             let device = cx.device();
             let types = [x.dtype, y.dtype];
             let [end0, end1, start1, start2] = weights.column_fields()?;
@@ -554,20 +701,19 @@ impl MatMulE0m {
     }
 
     /// True if one dispatch can multiply all rows by two `k x n` weights.
-    pub(crate) fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
+    fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let rows = rows(&cx.shape(0)?)?;
         let types = [cx.input(0)?.dtype, cx.output(0)?.dtype];
         let most = cx.upper_bound(&rows);
         let several = || self.several_rows(cx.device(), types, k, most);
-        let fits =
-            cx.device().runs(&crate::kernels::product_e0m::PRODUCT) || rows.is(1) || several().is_some();
-        Ok(fits && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
+        let fits = cx.device().runs(&crate::kernels::product_e0m::PRODUCT) || rows.is(1) || several().is_some();
+        Ok(fits && cx.split(n, (self.format.bits.rows(k), 4), 64)?.len() == 1)
     }
 
     /// True if half arithmetic is precise enough: its error is below that of the quantized weights
     /// and of `f16` results.
     fn in_pairs(&self, types: [DType; 2]) -> bool {
-        types == [DType::F16; 2] && self.bits.count() <= 4
+        types == [DType::F16; 2] && self.format.bits.count() <= 4
     }
 
     /// True if the half-precision kernel for many rows is used. With more registers, the
@@ -578,8 +724,7 @@ impl MatMulE0m {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let (bits, group) = import_format(a)?;
-    Ok(Box::new(MatMulE0m::new(bits, group)))
+    Ok(Box::new(QuantizedMatMul::new(import_format(a)?)))
 }
 
 pub static DEF: OpDef = OpDef {

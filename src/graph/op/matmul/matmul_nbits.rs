@@ -14,9 +14,17 @@
 //! A weight is `scale * (code - zero)`. Attributes: `K`, `N`, `bits`, `block_size`;
 //! `accuracy_level` permits rounding that is not needed here.
 //!
-//! With constant operands it becomes a `MatMulE0M` if `f16` holds scales and biases exactly, else a
-//! float `MatMul`.
+//! With constant operands it becomes a `QuantizedMatMul` if `f16` holds scales and biases exactly,
+//! else a float `MatMul`.
 
+use crate::graph::op::case::{Case, constant, input};
+use crate::graph::op::gather::Gather;
+use crate::graph::op::matmul::MatMul;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
+use crate::graph::op::parts::Parts;
+use crate::graph::op::pointwise::Binary;
+use crate::graph::op::pointwise::import::{binary, input as arg};
+use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, microsoft, operand};
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::gather::Gather;
@@ -29,7 +37,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, microsoft, operand,
 };
 use crate::num;
-use crate::quant::{Bits, Grid, GridColumn, Grids, Packed, by_group};
+use crate::quant::{Bits, Format, Grid, GridColumn, Grids, Packed, by_group};
 use crate::shape::{Dim, Fact, Known, Shape};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
@@ -390,7 +398,7 @@ impl Op for MatMulNBits {
                 x = cx.node("ordered", Gather { axis: -1 }, &[Some(x), Some(order)])?;
             }
             let (codes, scales) = (cx.constant("codes", codes), cx.constant("scales", scales));
-            let op = MatMulE0m::new(self.bits, self.block);
+            let op = QuantizedMatMul::new(Format::new(self.bits, self.block));
             cx.node("product", op, &[Some(x), Some(codes), Some(scales)])?
         } else {
             let [Some(codes), Some(scales), zeros, g_idx] = &constants else {

@@ -1,8 +1,6 @@
 pub mod det;
 pub mod einsum;
-pub mod gated_matmul_e0m;
 pub mod gemm;
-pub mod joint_matmul_e0m;
 pub mod matmul;
 pub mod matmul_e0m;
 pub mod matmul_nbits;
@@ -12,9 +10,7 @@ use crate::graph::op::OpDef;
 pub(crate) const OPS: &[&OpDef] = &[
     &det::DEF,
     &einsum::DEF,
-    &gated_matmul_e0m::DEF,
     &gemm::DEF,
-    &joint_matmul_e0m::DEF,
     &matmul::DEF,
     &matmul_e0m::DEF,
     &matmul_nbits::DEF,

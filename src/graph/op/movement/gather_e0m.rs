@@ -1,7 +1,7 @@
-//! Rows of a table stored as the transpose of an E0M weight (own domain, `GatherE0M`). Operands:
-//! indices, quantized weights, scales. Row `i` of the result is column `index[i]` of the packed K x
-//! N matrix, so an embedding and a tied output head share one tensor. Attributes as for
-//! `MatMulE0M`, indices as for `Gather`.
+//! Rows of a table stored as the transpose of a quantized weight (own domain, `GatherE0M` in
+//! files). Operands: indices, quantized weights, scales. Row `i` of the result is column `index[i]`
+//! of the packed K x N matrix, so an embedding and a tied output head share one tensor. Attributes
+//! as for `MatMulE0M`, indices as for `Gather`.
 
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, constant, input};
@@ -13,25 +13,23 @@ use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult
 use crate::kernels::gather_e0m::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
-use crate::quant::{Bits, code_at, decode};
+use crate::quant::{Bits, Format, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GatherE0m {
-    pub bits: Bits,
-    /// Number of weights per group.
-    pub group: usize,
+pub struct QuantizedGather {
+    pub format: Format,
 }
 
-impl Op for GatherE0m {
+impl Op for QuantizedGather {
     fn name(&self) -> &str {
-        "GatherE0M"
+        "QuantizedGather"
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let index = cx.fact(0)?;
-        let (k, _) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let (k, _) = packed_size(self.format, cx.fact(1)?, cx.fact(2)?)?;
         let mut shape = index.shape.0.clone();
         shape.push(Dim::from_usize(k));
         Ok(vec![Fact::new(DType::F32, Shape(shape))])
@@ -40,8 +38,9 @@ impl Op for GatherE0m {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (index, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
-        let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
+        let (k, n) = packed_size(self.format, &facts[0], &facts[1])?;
         let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
+        let Format { bits, group } = self.format;
         let mut y = Vec::new();
         for i in index.to_i64()? {
             let signed = num::signed(n);
@@ -50,8 +49,8 @@ impl Op for GatherE0m {
                 .filter(|j| *j < n)
                 .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n - 1), i))?;
             y.extend((0..k).map(|t| {
-                let [s, b] = pairs[t / self.group * n + j];
-                decode(self.bits, s, b, code_at(self.bits, n, &words, t, j))
+                let [s, b] = pairs[t / group * n + j];
+                decode(bits, s, b, code_at(bits, n, &words, t, j))
             }));
         }
         let mut shape = index.shape().to_vec();
@@ -60,16 +59,13 @@ impl Op for GatherE0m {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
+        let (k, n) = packed_size(self.format, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
         let index = indices::checked(cx, 0, &[Dim::from_usize(n)])?;
         // Split like the matmul, so that a tied head shares the parts.
-        for part in packed_parts(cx, &[1], self.bits, k, n)? {
-            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, K_BLOCK).grid(
-                count.ceil_div(2 * 64)?,
-                1,
-                1,
-            );
+        for part in packed_parts(cx, &[1], self.format.bits, k, n)? {
+            let call = format_defines(Call::new(&KERNEL, 64), self.format, K_BLOCK);
+            let call = call.grid(count.ceil_div(2 * 64)?, 1, 1);
             let args = Args {
                 codes: part.codes,
                 scales: part.scales,
@@ -88,7 +84,7 @@ impl Op for GatherE0m {
     }
 
     fn accepts(&self, input: usize, cx: &BoundsCx<'_>) -> Option<Bounds> {
-        let (_, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?).ok()?;
+        let (_, n) = packed_size(self.format, cx.fact(1)?, cx.fact(2)?).ok()?;
         (input == 0).then(|| Bounds::indices(num::signed(n).into()))
     }
 
@@ -108,8 +104,8 @@ impl Op for GatherE0m {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let (bits, group) = import_format(a)?;
-    Ok(Box::new(GatherE0m { bits, group }))
+    let format = import_format(a)?;
+    Ok(Box::new(QuantizedGather { format }))
 }
 
 pub static DEF: OpDef = OpDef {
@@ -121,10 +117,11 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |bits, group, k, n: usize, rows| {
-        let (codes, scales) = packed_case(bits, group, k, n)?;
+        let format = Format::new(bits, group);
+        let (codes, scales) = packed_case(format, k, n)?;
         let top = i64::try_from(n).ok()?;
         Some(Case::new(
-            GatherE0m { bits, group },
+            QuantizedGather { format },
             vec![
                 input(&[1, rows]).ints(-top, top - 1),
                 constant(codes),

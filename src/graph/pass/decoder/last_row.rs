@@ -5,7 +5,7 @@ use super::rows::{CHOSEN, added, rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::gather::Gather;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
 use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
@@ -69,7 +69,7 @@ fn cut(edit: &mut Edit<'_>, kept: Kept) -> Result<()> {
         .or(logits)
         .and_then(|v| edit.producer(v))
         .filter(|(_, n)| {
-            (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<MatMulE0m>().is_some())
+            (n.op.downcast::<MatMul>().is_some() || n.op.downcast::<QuantizedMatMul>().is_some())
                 && input(n, 0)
                     .and_then(|x| shape(edit, x))
                     .is_some_and(|s| s.len() == 3)

@@ -1,12 +1,10 @@
-//! Fuses a gate-up pair (SwiGLU) into one node, [`GatedMatMulE0m`]: two matmuls of one operand with
-//! E0M weights of the same form and size, where the epilogue of one is an elementwise function of
-//! both results. Most GPUs use it for graphs whose runs have one row: their kernels for more rows
+//! Fuses a gate-up pair (SwiGLU) into one node: two matmuls of one operand with quantized weights of
+//! the same format and size, where the epilogue of one is an elementwise function of both results. Most GPUs use it for graphs whose runs have one row: their kernels for more rows
 //! compute the two matmuls in turn anyway.
 
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
-use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
-use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -34,7 +32,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
 struct GateUpMatch {
     id: NodeId,
     other: NodeId,
-    op: GatedMatMulE0m,
+    op: QuantizedMatMul,
     inputs: Vec<Option<ValueId>>,
     origin: Vec<String>,
 }
@@ -44,7 +42,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<GateUpMatch>
     let fused = node.op.downcast::<Fused>()?;
     let product = fused
         .base()
-        .downcast::<MatMulE0m>()
+        .downcast::<QuantizedMatMul>()
         .filter(|p| p.norm.is_none())?;
     let (own, further) = node.inputs.split_at_checked(fused.inputs())?;
     let [Some(gate)] = *further else { return None };
@@ -52,7 +50,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<GateUpMatch>
         log::debug!("matmul \"{}\" is not fused: {why}", node.name);
         None
     };
-    let (other_id, other, second) = producer::<MatMulE0m>(g, gate)?;
+    let (other_id, other, second) = producer::<QuantizedMatMul>(g, gate)?;
     if second != product || input(other, 0) != own.first().copied().flatten() {
         return refuse("the other matmul has a different operand or form");
     }
@@ -70,7 +68,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<GateUpMatch>
     Some(GateUpMatch {
         id,
         other: other_id,
-        op: GatedMatMulE0m::new(product.clone(), fused.expr().clone()),
+        op: product.clone().gated(fused.expr().clone()),
         inputs,
         origin,
     })

@@ -1,11 +1,10 @@
-//! Fuses matmuls of one operand with E0M weights of the same form into one node,
-//! [`JointMatMulE0m`], which devices mostly compute in one dispatch. Examples are query, key and
-//! value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
+//! Fuses matmuls of one operand with quantized weights of the same format into one node, which
+//! devices mostly compute in one dispatch. Examples are query, key and value of an attention (paper,
+//! section 2.2, counts launches among the costs of a decode step).
 
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
-use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
@@ -22,10 +21,11 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     for group in find(edit) {
         let nodes = || group.iter().filter_map(|id| edit.node(*id));
         let Some(first) = nodes().next() else { continue };
-        let Some(product) = first.op.downcast::<MatMulE0m>().cloned() else {
+        let Some(product) = first.op.downcast::<QuantizedMatMul>().cloned() else {
             continue;
         };
-        let (name, op) = (first.name.clone(), JointMatMulE0m { product });
+        let (name, weights) = (first.name.clone(), group.len());
+        let op = QuantizedMatMul { weights, ..product };
         let mut inputs = vec![input(first, 0)];
         inputs.extend(nodes().flat_map(|n| n.inputs.iter().skip(1).copied()));
         let outputs: Vec<ValueId> = nodes().flat_map(|n| n.outputs.iter().copied()).collect();
@@ -56,9 +56,9 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
         if products.len() < 2 {
             continue;
         }
-        let mut alike: Vec<(&MatMulE0m, Vec<NodeId>)> = Vec::new();
+        let mut alike: Vec<(&QuantizedMatMul, Vec<NodeId>)> = Vec::new();
         for id in products.into_iter().filter(|id| can_join(g, *id)) {
-            let Some(op) = g.node(id).and_then(|n| n.op.downcast::<MatMulE0m>()) else {
+            let Some(op) = g.node(id).and_then(|n| n.op.downcast::<QuantizedMatMul>()) else {
                 continue;
             };
             match alike.iter_mut().find(|(o, _)| *o == op) {
@@ -67,7 +67,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             }
         }
         for (op, all) in alike {
-            for group in all.chunks(JointMatMulE0m::MAX_MATMULS) {
+            for group in all.chunks(QuantizedMatMul::MAX_WEIGHTS) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
                     log::debug!(
@@ -82,11 +82,11 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
     groups
 }
 
-/// A matmul of operand 0 with an E0M weight, with or without an epilogue.
+/// A matmul of operand 0 with one quantized weight, with or without an epilogue.
 fn is_product(node: &Node) -> bool {
     let fused = node.op.downcast::<Fused>();
-    fused.is_some_and(|f| f.base().downcast::<MatMulE0m>().is_some())
-        || node.op.downcast::<MatMulE0m>().is_some()
+    let op = fused.map_or(node.op.as_ref(), Fused::base);
+    op.downcast().is_some_and(QuantizedMatMul::is_single)
 }
 
 fn can_join(g: &Graph, id: NodeId) -> bool {

@@ -5,9 +5,7 @@
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::fused::Fused;
-use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
-use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
@@ -70,28 +68,20 @@ fn joined(g: &Graph, reader: NodeId, y: ValueId, epsilon: f32) -> Option<(Box<dy
 }
 
 fn with_norm(node: &Node, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
-    let normed = |product: &MatMulE0m| {
-        product.norm.is_none().then(|| MatMulE0m {
+    let normed = |op: &QuantizedMatMul| {
+        op.norm.is_none().then(|| QuantizedMatMul {
             norm: Some(epsilon),
-            ..product.clone()
+            ..op.clone()
         })
     };
-    if let Some(product) = node.op.downcast::<MatMulE0m>() {
-        return Some((Box::new(normed(product)?), node.inputs.len()));
-    }
-    if let Some(joint) = node.op.downcast::<JointMatMulE0m>() {
-        let product = normed(&joint.product)?;
-        return Some((Box::new(JointMatMulE0m { product }), node.inputs.len()));
-    }
-    if let Some(gated) = node.op.downcast::<GatedMatMulE0m>() {
-        let product = normed(&gated.product)?;
-        return Some((Box::new(gated.with_product(product)), node.inputs.len()));
+    if let Some(op) = node.op.downcast::<QuantizedMatMul>() {
+        return Some((Box::new(normed(op)?), node.inputs.len()));
     }
     let fused = node.op.downcast::<Fused>()?;
-    let product = normed(fused.base().downcast::<MatMulE0m>()?)?;
+    let op = normed(fused.base().downcast::<QuantizedMatMul>()?)?;
     let inputs = fused.inputs();
     Some((
-        Box::new(Fused::new(Box::new(product), inputs + 1, fused.expr().clone())),
+        Box::new(Fused::new(Box::new(op), inputs + 1, fused.expr().clone())),
         inputs,
     ))
 }

@@ -1,18 +1,25 @@
-//! Conformance cases of [`MatMulE0m`].
+//! Conformance cases of [`QuantizedMatMul`].
 
-use super::{MatMulE0m, int8};
+use super::{ActivationType, QuantizedMatMul};
 use crate::graph::op::case::{Case, constant, input};
-use crate::quant::{Bits, ByGroup, Method, Packed};
+use crate::graph::op::pointwise::import::{binary, input as arg, unary};
+use crate::graph::op::pointwise::{Binary, Expr, Unary};
+use crate::quant::{Bits, ByGroup, Format, Method, Packed};
 use crate::tensor::HostTensor;
 use half::f16;
 
 /// Packed operands of a pseudo-random K x N matrix.
-pub(crate) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
-    scaled_case(bits, group, k, n, 1.0)
+pub(crate) fn packed_case(
+    format: Format,
+    k: usize,
+    n: usize,
+) -> Option<(HostTensor, HostTensor)> {
+    scaled_case(format, k, n, 1.0)
 }
 
 /// Like [`packed_case`], with weights up to about `scale`.
-fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
+fn scaled_case(format: Format, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
+    let Format { bits, group } = format;
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
     // Fast, but its biases have no low bits, so some are added.
@@ -32,17 +39,43 @@ fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Opti
     ))
 }
 
+/// A case of `op` with `rows` rows of `k` elements and weights of these numbers of columns. The
+/// norm's scale is constant for one row.
+fn case(op: QuantizedMatMul, rows: usize, k: usize, columns: &[usize]) -> Option<Case> {
+    let mut inputs = vec![input(&[1, rows, k])];
+    for n in columns {
+        let (codes, scales) = packed_case(op.format, k, *n)?;
+        inputs.extend([constant(codes), constant(scales)]);
+    }
+    if op.norm.is_some() {
+        let gain = input(&[k]).range(0.5, 1.5);
+        inputs.push(if rows == 1 { gain.constant() } else { gain });
+    }
+    Some(Case::new(op, inputs))
+}
+
+/// A matmul of this format, with int8 activations if `int8`, and behind a norm if `normed`.
+fn op(bits: Bits, group: usize, int8: bool, normed: bool) -> QuantizedMatMul {
+    QuantizedMatMul {
+        activations: if int8 {
+            ActivationType::Int8
+        } else {
+            ActivationType::Float
+        },
+        norm: normed.then_some(1e-5),
+        ..QuantizedMatMul::new(Format::new(bits, group))
+    }
+}
+
 pub(super) fn cases() -> Vec<Case> {
-    let case = |bits, group, rows: usize, k, n| {
-        let (codes, scales) = packed_case(bits, group, k, n)?;
-        let op = MatMulE0m::new(bits, group);
-        Some(Case::new(
-            op,
-            vec![input(&[1, rows, k]), constant(codes), constant(scales)],
-        ))
-    };
+    let all = float_cases().into_iter().chain([largest_halves()]);
+    let all = all.chain(normed_cases()).chain(int8_cases());
+    all.chain(joint_cases()).chain(gated_cases()).flatten().collect()
+}
+
+fn float_cases() -> Vec<Option<Case>> {
     use Bits::{Eight, Five, Four, Six, Three, Two};
-    [
+    let all = [
         (Four, 32, 1, 64, 64),
         (Four, 32, 1, 576, 130),
         (Four, 64, 1, 192, 66),
@@ -86,50 +119,135 @@ pub(super) fn cases() -> Vec<Case> {
         (Eight, 960, 1, 960, 34),
         (Five, 288, 3, 288, 34),
         (Eight, 520, 9, 520, 10),
-    ]
-    .into_iter()
-    .filter_map(|(b, g, r, k, n)| case(b, g, r, k, n))
-    .chain(largest_halves())
-    .chain(normed_cases())
-    .chain(int8::cases())
-    .collect()
-}
-
-/// Rows that are normalized, inside the kernels for one row or before them.
-fn normed_cases() -> Vec<Case> {
-    use Bits::{Eight, Five, Four};
-    let case = |bits, group, rows: usize, k, n| {
-        let (codes, scales) = packed_case(bits, group, k, n)?;
-        let op = MatMulE0m {
-            norm: Some(1e-5),
-            ..MatMulE0m::new(bits, group)
-        };
-        let gain = input(&[k]).range(0.5, 1.5).constant();
-        Some(Case::new(
-            op,
-            vec![input(&[1, rows, k]), constant(codes), constant(scales), gain],
-        ))
-    };
-    [
-        case(Four, 32, 1, 576, 130),
-        case(Four, 128, 1, 1056, 98),
-        case(Eight, 64, 1, 1040, 66),
-        case(Five, 32, 1, 96, 34),
-        case(Four, 40, 1, 496, 66),
-        case(Four, 32, 9, 96, 66),
-        case(Four, 128, 5, 1056, 98),
-        case(Four, 32, 13, 576, 130),
-        case(Eight, 64, 27, 1040, 66),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let case = |(bits, group, rows, k, n)| case(op(bits, group, false, false), rows, k, &[n]);
+    all.map(case).into()
 }
 
 /// Activations as large as `f16` allows, whose products with a step of weights must stay finite.
 fn largest_halves() -> Option<Case> {
-    let (codes, scales) = scaled_case(Bits::Four, 32, 96, 34, 1.0 / 256.0)?;
-    let op = MatMulE0m::new(Bits::Four, 32);
+    let op = op(Bits::Four, 32, false, false);
+    let (codes, scales) = scaled_case(op.format, 96, 34, 1.0 / 256.0)?;
     let x = input(&[1, 1, 96]).range(65_000.0, 65_500.0);
     Some(Case::new(op, vec![x, constant(codes), constant(scales)]))
+}
+
+/// Rows that are normalized, inside the kernels for one row or before them.
+fn normed_cases() -> [Option<Case>; 9] {
+    use Bits::{Eight, Five, Four};
+    let case = |(bits, group, rows, k, n)| case(op(bits, group, false, true), rows, k, &[n]);
+    [
+        (Four, 32, 1, 576, 130),
+        (Four, 128, 1, 1056, 98),
+        (Eight, 64, 1, 1040, 66),
+        (Five, 32, 1, 96, 34),
+        (Four, 40, 1, 496, 66),
+        (Four, 32, 9, 96, 66),
+        (Four, 128, 5, 1056, 98),
+        (Four, 32, 13, 576, 130),
+        (Eight, 64, 27, 1040, 66),
+    ]
+    .map(case)
+}
+
+/// Activations of 8 bits.
+fn int8_cases() -> [Option<Case>; 16] {
+    use Bits::{Eight, Four};
+    let case = |(bits, group, normed, rows, k, n)| {
+        let dispatches = match (rows, normed) {
+            (1, _) => 1,
+            (_, false) => 2,
+            (_, true) => 3,
+        };
+        Some(case(op(bits, group, true, normed), rows, k, &[n])?.dispatches(dispatches))
+    };
+    [
+        (Four, 32, false, 1, 64, 64),
+        (Four, 32, false, 1, 576, 130),
+        (Four, 128, false, 1, 136, 10),
+        (Four, 40, false, 1, 496, 66),
+        (Four, 576, false, 1, 576, 34),
+        (Eight, 64, false, 1, 96, 190),
+        (Eight, 520, false, 1, 520, 34),
+        (Four, 32, false, 2, 64, 64),
+        (Four, 32, false, 9, 96, 130),
+        (Four, 128, false, 17, 136, 66),
+        (Four, 24, false, 8, 88, 32),
+        (Eight, 64, false, 5, 100, 34),
+        (Eight, 64, false, 33, 144, 68),
+        (Four, 32, true, 1, 576, 130),
+        (Eight, 64, true, 1, 100, 34),
+        (Four, 32, true, 9, 96, 66),
+    ]
+    .map(case)
+}
+
+/// Several weights.
+fn joint_cases() -> [Option<Case>; 15] {
+    use Bits::{Eight, Four};
+    let case = |(bits, group, [int8, normed], rows, k, columns): (_, _, [bool; 2], _, _, &[usize])| {
+        let op = QuantizedMatMul {
+            weights: columns.len(),
+            ..op(bits, group, int8, normed)
+        };
+        let case = case(op, rows, k, columns)?;
+        Some(match (int8, normed) {
+            (_, true) => case,
+            (true, _) if rows > 1 => case.dispatches(2),
+            _ => case.dispatches(1),
+        })
+    };
+    [
+        (Four, 32, [false, false], 1, 64, &[64, 64][..]),
+        (Four, 32, [false, false], 1, 96, &[256, 66, 130]),
+        (Eight, 64, [false, false], 1, 96, &[64, 32, 96]),
+        (Four, 32, [false, false], 9, 96, &[130, 64, 64]),
+        (Four, 32, [false, false], 8, 96, &[64, 32, 96]),
+        (Four, 128, [false, false], 17, 136, &[66, 10]),
+        (Eight, 64, [false, false], 5, 100, &[34, 2, 256]),
+        (Eight, 64, [false, false], 8, 100, &[64, 32]),
+        (Four, 32, [true, false], 1, 96, &[256, 66, 130]),
+        (Four, 32, [true, false], 9, 96, &[130, 64, 64]),
+        (Four, 128, [true, false], 17, 136, &[66, 10]),
+        (Eight, 64, [true, false], 5, 100, &[34, 2, 256]),
+        (Four, 32, [false, true], 1, 96, &[256, 66, 130]),
+        (Eight, 64, [false, true], 1, 192, &[64, 32, 96]),
+        (Four, 32, [false, true], 9, 96, &[64, 32]),
+    ]
+    .map(case)
+}
+
+/// SwiGLU of two weights; the second product is the gate.
+fn gated_cases() -> [Option<Case>; 15] {
+    use Bits::{Eight, Five, Four};
+    let swiglu = || -> Expr {
+        let silu = binary(Binary::Mul, arg(1), unary(Unary::Sigmoid, arg(1)));
+        binary(Binary::Mul, arg(0), silu)
+    };
+    let case = |(bits, group, [int8, normed], rows, k, n): (_, _, [bool; 2], _, _, _)| {
+        let case = case(op(bits, group, int8, normed).gated(swiglu()), rows, k, &[n, n])?;
+        Some(if rows == 1 && !normed {
+            case.dispatches(1)
+        } else {
+            case
+        })
+    };
+    [
+        (Four, 32, [false, false], 1, 96, 66),
+        (Four, 32, [false, true], 1, 576, 130),
+        (Four, 128, [false, true], 1, 1056, 98),
+        (Eight, 64, [false, true], 1, 192, 66),
+        (Eight, 64, [false, false], 1, 96, 190),
+        (Five, 32, [false, true], 1, 96, 66),
+        (Four, 32, [false, false], 9, 96, 130),
+        (Four, 32, [false, true], 9, 96, 64),
+        (Four, 128, [false, true], 40, 160, 132),
+        (Eight, 64, [false, false], 70, 144, 68),
+        (Four, 64, [false, false], 100, 64, 164),
+        (Four, 32, [true, false], 1, 96, 66),
+        (Four, 32, [true, true], 1, 576, 130),
+        (Eight, 64, [true, true], 1, 100, 34),
+        (Four, 32, [true, true], 9, 96, 66),
+    ]
+    .map(case)
 }

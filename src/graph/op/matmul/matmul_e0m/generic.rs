@@ -1,7 +1,7 @@
 //! Dispatches of the kernels that run on any device, and of their forms for phones.
 
 use super::{
-    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, tune,
+    K_BLOCK, MATRIX, MatrixArgs, PAIRS, QuantizedMatMul, VECTOR, VectorArgs, format_defines, k_block, tune,
 };
 use crate::graph::op::OpResult;
 use crate::lower::{Call, DeviceProfile};
@@ -10,7 +10,7 @@ use crate::quant::GROUP_STEP;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-impl MatMulE0m {
+impl QuantizedMatMul {
     /// The generic vector kernel for one `k x n` weight, or for two if `two`.
     pub(super) fn generic_vector(
         &self,
@@ -23,7 +23,7 @@ impl MatMulE0m {
         let tuning = tune::vector(self, device, k, n);
         let tile = E0mShape::of(device).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
-        let (items, most) = tile.slices(device, k, n, self.group, tile == E0mShape::of(device));
+        let (items, most) = tile.slices(device, k, n, self.format.group, tile == E0mShape::of(device));
         let fold = items >= FOLD * columns;
         // Every other k-slice processes the second weight.
         let items = match two {
@@ -43,7 +43,7 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = format_defines(call, self.bits, self.group, most)
+        let call = format_defines(call, self.format, most)
             .define("LANES", i64::from(tile.lanes))
             .define("COLS", i64::from(tile.vector_columns))
             .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
@@ -87,7 +87,7 @@ impl MatMulE0m {
             true => call.reads_vec4(MatrixArgs::codes),
             false => call,
         };
-        let call = format_defines(call, self.bits, self.group, K_BLOCK)
+        let call = format_defines(call, self.format, K_BLOCK)
             .reads_vec4(MatrixArgs::x)
             .define("ROWS", i64::from(tile.rows))
             .define("COLS", i64::from(tile.matrix_columns))
@@ -105,9 +105,9 @@ impl MatMulE0m {
         const ITEMS: u32 = 32;
         /// Rows per work-item, limited by registers.
         const ROWS: i64 = 6;
-        let even = (k_block(self.group, K_BLOCK) / GROUP_STEP).is_multiple_of(2);
+        let even = (k_block(self.format.group, K_BLOCK) / GROUP_STEP).is_multiple_of(2);
         let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
-        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, K_BLOCK)
+        let call = format_defines(Call::new(&PAIRS, ITEMS), self.format, K_BLOCK)
             .define("PAIRS", 1)
             .define("ROWS", ROWS)
             .define("CHAIN", if even { 2 } else { 1 });

@@ -5,13 +5,11 @@
 //! neighbours precision.
 
 use super::{
-    ActivationType, MatMulE0m, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows,
-    tune,
+    ActivationType, QuantizedMatMul, Weights, format_defines, k_block, normed, packed_parts, rows, tune,
 };
 use crate::backend::kernel::Kernel;
 use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
-use crate::graph::op::case::{Case, constant, input};
 use crate::kernels::matmul_e0m::int8::{MatrixArgs, PRODUCT, QUANTIZE, QuantizeArgs, VECTOR, VectorArgs};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, dots};
 use crate::num;
@@ -30,15 +28,15 @@ pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
     out
 }
 
-impl MatMulE0m {
+impl QuantizedMatMul {
     /// Whether kernels multiply weights of this width with such activations.
     pub fn supports(&self, activations: ActivationType) -> bool {
-        activations != ActivationType::Int8 || matches!(self.bits, Bits::Four | Bits::Eight)
+        activations != ActivationType::Int8 || matches!(self.format.bits, Bits::Four | Bits::Eight)
     }
 
     /// Number of activations per quantization block.
     pub(super) fn scaled_block(&self) -> usize {
-        k_block(self.group, super::ACTIVATIONS)
+        k_block(self.format.group, super::ACTIVATIONS)
     }
 
     /// Quantizes the left operand: its bytes, and a scale and a sum for each block of them.
@@ -65,18 +63,12 @@ impl MatMulE0m {
         Ok((bytes, factors))
     }
 
-    /// Like [`MatMulE0m::emit`], for int8 activations.
-    pub(super) fn emit_int8(
-        &self,
-        cx: &mut LowerCx<'_>,
-        k: usize,
-        weights: &Weights,
-        y: Operand,
-    ) -> OpResult<()> {
-        let n = weights.columns();
+    /// Like [`QuantizedMatMul::emit`], for int8 activations.
+    pub(super) fn emit_int8(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
+        let (k, n) = (weights.k, weights.columns());
         let (rows, mut x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
         let mut gain = match self.norm {
-            Some(_) => Some(cx.input(weights.gain)?),
+            Some(_) => Some(cx.input(self.gain())?),
             None => None,
         };
         let block = self.scaled_block();
@@ -94,8 +86,8 @@ impl MatMulE0m {
         } else {
             Some(self.quantized(cx, x, &rows, k)?)
         };
-        let second = weights.second_part(cx, self.bits, k)?;
-        for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
+        let second = weights.second_part(cx, self.format.bits)?;
+        for part in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
             let device = cx.device();
             let [end0, end1, start1, start2] = weights.column_fields()?;
             let Some((bytes, factors)) = bytes else {
@@ -152,7 +144,7 @@ impl MatMulE0m {
     fn quantize(&self, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
         const ITEMS: u32 = 16;
         let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
-        let call = if self.bits == Bits::Eight {
+        let call = if self.format.bits == Bits::Eight {
             call.define("PER4", 1)
         } else {
             call
@@ -165,7 +157,7 @@ impl MatMulE0m {
         let tuning = tune::bytes_vector(self, device, k, n);
         let shape = VectorShape::of(&tuning);
         let columns = i64::from(shape.lanes * COLUMNS);
-        let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
+        let call = format_defines(Call::new(&VECTOR, shape.items), self.format, block)
             .define("DEPTH", num::signed(k))
             .define("COLS", i64::from(COLUMNS))
             .define("LANES", i64::from(shape.lanes))
@@ -188,7 +180,7 @@ impl MatMulE0m {
             _ => default_product(device),
         };
         let groups = Dim::from_usize(n).ceil_div(i64::from(items * COLUMNS))?;
-        let call = format_defines(Call::new(&PRODUCT, items), self.bits, self.group, block)
+        let call = format_defines(Call::new(&PRODUCT, items), self.format, block)
             .define("ROWS", i64::from(each))
             .define("COLS", i64::from(COLUMNS))
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)
@@ -250,47 +242,4 @@ impl VectorShape {
     fn local(&self, k: usize, block: usize) -> usize {
         k + 8 * k.div_ceil(block) + self.items as usize * (4 + 4 * COLUMNS as usize)
     }
-}
-
-pub(super) fn cases() -> Vec<Case> {
-    use Bits::{Eight, Four};
-    let case = |bits, group, normed: bool, rows: usize, k, n| {
-        let (codes, scales) = packed_case(bits, group, k, n)?;
-        let op = MatMulE0m {
-            activations: ActivationType::Int8,
-            norm: normed.then_some(1e-5),
-            ..MatMulE0m::new(bits, group)
-        };
-        let mut inputs = vec![input(&[1, rows, k]), constant(codes), constant(scales)];
-        if normed {
-            inputs.push(input(&[k]).range(0.5, 1.5));
-        }
-        let dispatches = match (rows, normed) {
-            (1, _) => 1,
-            (_, false) => 2,
-            (_, true) => 3,
-        };
-        Some(Case::new(op, inputs).dispatches(dispatches))
-    };
-    [
-        (Four, 32, false, 1, 64, 64),
-        (Four, 32, false, 1, 576, 130),
-        (Four, 128, false, 1, 136, 10),
-        (Four, 40, false, 1, 496, 66),
-        (Four, 576, false, 1, 576, 34),
-        (Eight, 64, false, 1, 96, 190),
-        (Eight, 520, false, 1, 520, 34),
-        (Four, 32, false, 2, 64, 64),
-        (Four, 32, false, 9, 96, 130),
-        (Four, 128, false, 17, 136, 66),
-        (Four, 24, false, 8, 88, 32),
-        (Eight, 64, false, 5, 100, 34),
-        (Eight, 64, false, 33, 144, 68),
-        (Four, 32, true, 1, 576, 130),
-        (Eight, 64, true, 1, 100, 34),
-        (Four, 32, true, 9, 96, 66),
-    ]
-    .into_iter()
-    .filter_map(|(b, g, normed, r, k, n)| case(b, g, normed, r, k, n))
-    .collect()
 }

@@ -1,7 +1,7 @@
 //! E0M matmuls on devices with native kernels. Activations are quantized in blocks, to 8 bits or to
 //! 16 bits as two planes of bytes, and multiplied by bytes of weights; or they stay floats.
 
-use super::{ActivationType, MatMulE0m, PAD, Weights, normed, packed_parts, rows};
+use super::{ActivationType, PAD, QuantizedMatMul, Weights, normed, packed_parts, rows};
 use crate::graph::op::OpResult;
 use crate::kernels::product_e0m::{FLOAT_PRODUCT, FloatArgs, PRODUCT, ProductArgs, QUANTIZE, QuantizeArgs};
 use crate::lower::{Call, LowerCx, Operand};
@@ -15,7 +15,8 @@ const _: () = assert!(PAD.is_multiple_of(PANEL), "columns fill whole panels");
 /// Kernels may complete the last tile of rows up to this many rows beyond the last one.
 const TILE: i64 = 15;
 
-impl MatMulE0m {
+
+impl QuantizedMatMul {
     /// Bytes per quantized activation; `None` for floats.
     fn planes(&self) -> Option<i64> {
         match self.activations {
@@ -30,12 +31,11 @@ impl MatMulE0m {
         &self,
         cx: &mut LowerCx<'_>,
         (rows, k): (&Dim, usize),
-        gain: usize,
         (planes, block): (i64, usize),
     ) -> OpResult<(Operand, Operand)> {
         let x = cx.input(0)?;
         let gain = match self.norm {
-            Some(_) => Some(cx.input(gain)?),
+            Some(_) => Some(cx.input(self.gain())?),
             None => None,
         };
         let room = match rows.is(1) {
@@ -50,7 +50,7 @@ impl MatMulE0m {
             .define("BLOCK", num::signed(block))
             .define("PLANES", planes)
             .may_be_padded();
-        if self.bits == Bits::Eight {
+        if self.format.bits == Bits::Eight {
             call = call.define("PER4", 1);
         }
         if self.norm.is_some() {
@@ -69,29 +69,23 @@ impl MatMulE0m {
         Ok((y, factors))
     }
 
-    /// Like [`MatMulE0m::emit`].
-    pub(super) fn emit_native(
-        &self,
-        cx: &mut LowerCx<'_>,
-        k: usize,
-        weights: &Weights,
-        y: Operand,
-    ) -> OpResult<()> {
-        let (rows, n) = (rows(&cx.shape(0)?)?, weights.columns());
+    /// Like [`QuantizedMatMul::emit`].
+    pub(super) fn emit_native(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
+        let (rows, k, n) = (rows(&cx.shape(0)?)?, weights.k, weights.columns());
         let block = self.scaled_block();
         let x = match (self.planes(), self.norm) {
             (Some(planes), _) => {
-                let (x, factors) = self.quantize_native(cx, (&rows, k), weights.gain, (planes, block))?;
+                let (x, factors) = self.quantize_native(cx, (&rows, k), (planes, block))?;
                 (x, Some((factors, planes)))
             }
             (None, None) => (cx.input(0)?, None),
             (None, Some(epsilon)) => {
-                let (x, gain) = (cx.input(0)?, Some(cx.input(weights.gain)?));
+                let (x, gain) = (cx.input(0)?, Some(cx.input(self.gain())?));
                 (normed(cx, x, gain, epsilon, (&rows, k), DType::F32)?, None)
             }
         };
-        let second = weights.second_part(cx, self.bits, k)?;
-        for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
+        let second = weights.second_part(cx, self.format.bits)?;
+        for part in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
             let [end0, end1, start1, start2] = weights.column_fields()?;
             /// The arguments of a kernel: those that both kernels have, and its own.
             macro_rules! args {
@@ -135,8 +129,8 @@ impl MatMulE0m {
     /// Adds the format of the weights to a call.
     fn format_native<A>(&self, call: Call<A>, weights: &Weights) -> Call<A> {
         let call = call
-            .define("BITS", i64::from(self.bits.count()))
-            .define("GROUP", num::signed(self.group))
+            .define("BITS", i64::from(self.format.bits.count()))
+            .define("GROUP", num::signed(self.format.group))
             .may_be_padded();
         match weights.ends.len() > 1 {
             true => call.define("PARTS", 1),

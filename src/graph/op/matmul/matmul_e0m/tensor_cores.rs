@@ -4,8 +4,10 @@
 //! The other kernels round weights `s * (w1 - b)` to halves. With 4-bit weights, results are halves
 //! too.
 
-use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
-use crate::backend::kernel::TypedKernel;
+use super::{
+    ActivationType, K_BLOCK, MatrixArgs, QuantizedMatMul, VectorArgs, format_defines, k_block, tune,
+};
+use crate::backend::kernel::{TypedKernel};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::kernels::matmul_e0m::tensor_cores::{FEW, MATRIX, MAX_WARPS, MMA, VECTOR, WARP, by_matrices};
 use crate::lower::{Call, DeviceProfile, TensorCores};
@@ -141,21 +143,21 @@ fn tiles(_: &DeviceProfile) -> Vec<Vec<u32>> {
     all.map(|c| c.to_vec()).collect()
 }
 
-impl MatMulE0m {
+impl QuantizedMatMul {
     /// Weights per block, in which each of the four work-items of a column holds one word; `None`
     /// if tensor cores cannot compute the matmul.
     fn block(&self, x: DType, k: usize) -> Option<usize> {
-        let block = match self.bits {
+        let block = match self.format.bits {
             Bits::Four => 32,
             Bits::Eight => 16,
             _ => return None,
         };
-        let whole = k.is_multiple_of(block) && self.group.is_multiple_of(block);
+        let whole = k.is_multiple_of(block) && self.format.group.is_multiple_of(block);
         (x == DType::F16 && whole).then_some(block)
     }
 
     /// The call for one `k x n` weight, or for two if `two`. It computes one row, or several rows
-    /// by the kernel that [`MatMulE0m::several_rows`] returns.
+    /// by the kernel that [`QuantizedMatMul::several_rows`] returns.
     pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
@@ -168,7 +170,7 @@ impl MatMulE0m {
         let block = self.block(x, k).filter(|_| device.supports(kernel))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
         // precision.
-        if self.bits == Bits::Four && y != DType::F16 {
+        if self.format.bits == Bits::Four && y != DType::F16 {
             return None;
         }
         let by_mma = matches!(several, Some(Several::Mma(_)));
@@ -176,14 +178,14 @@ impl MatMulE0m {
         let longest = (block * held).min(K_BLOCK);
         // The longest k-block of whole blocks.
         let mut lengths = (1..=longest / block).rev().map(|b| b * block);
-        let length = lengths.find(|l| k_block(self.group, *l) == *l)?;
+        let length = lengths.find(|l| k_block(self.format.group, *l) == *l)?;
         let groups = n.div_ceil(COLUMNS);
         let warps = Self::warps(device, several, (groups, k.div_ceil(length)), two);
         let down = match several {
             Some(several) => rows.ceil_div(several.tile()).ok()?,
             None => 1.into(),
         };
-        let call = format_defines(Call::new(kernel, warps * WARP), self.bits, self.group, length);
+        let call = format_defines(Call::new(kernel, warps * WARP), self.format, length);
         let call = if k.is_multiple_of(length) && !by_matrices(device) {
             call.define("WHOLE", 1)
         } else {
@@ -195,7 +197,7 @@ impl MatMulE0m {
                 (call.define("ACROSS", num::signed(across)), across)
             }
             Some(Several::Vector(tile)) => (call.define("FEW", tile), 1),
-            None if self.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
+            None if self.format.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
                 (call.define("PAIRS", 1), 1)
             }
             None | Some(Several::Few) => (call, 1),
@@ -301,8 +303,7 @@ impl MatMulE0m {
         let down = rows.ceil_div(i64::from(tile.rows * tile.tiles * 16)).ok()?;
         let call = format_defines(
             Call::new(&MATRIX, tile.rows * tile.columns * WARP),
-            self.bits,
-            self.group,
+            self.format,
             K_BLOCK,
         )
         .define("WARPS_M", i64::from(tile.rows))
@@ -326,7 +327,6 @@ mod tests {
     use super::*;
     use crate::backend::kernel::{Kernel, KernelSpec, Language};
     use crate::backend::{Caps, KernelCode};
-    use crate::graph::op::gated_matmul_e0m;
     use crate::validate::case::{self, Scenario};
 
     /// The kernels of all cases on a device with `units` compute units, with floats stored as
@@ -344,8 +344,7 @@ mod tests {
             device.local_bytes = 48 << 10;
             device.max_workgroup = 1024;
         });
-        let ops = [&super::super::DEF, &gated_matmul_e0m::DEF];
-        let cases = ops.iter().flat_map(|def| (def.cases)());
+        let cases = (super::super::DEF.cases)().into_iter();
         let kernels = |case| {
             let scenario = Scenario::of(&case).unwrap();
             case::kernels(&scenario, &caps, DType::F16).unwrap()

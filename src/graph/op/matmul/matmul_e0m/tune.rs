@@ -2,7 +2,7 @@
 //! divide the weight.
 
 use super::generic::E0mShape;
-use super::{K_BLOCK, MATRIX, MatMulE0m, VECTOR, int8};
+use super::{K_BLOCK, MATRIX, QuantizedMatMul, VECTOR, int8};
 use crate::backend::kernel::subgroup_size::{self, SubgroupSize};
 use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{BY_IMAGE, SUBGROUP_SETTING, Tunable, Tuning};
@@ -177,18 +177,22 @@ fn byte_matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     })
 }
 
-fn shape_text(op: &MatMulE0m, k: usize, n: usize) -> String {
-    format!("E0M{} group {}, {k} x {n}", op.bits.count(), op.group)
+fn shape_text(op: &QuantizedMatMul, k: usize, n: usize) -> String {
+    format!(
+        "E0M{} group {}, {k} x {n}",
+        op.format.bits.count(),
+        op.format.group
+    )
 }
 
 /// Tuning of the vector kernel for a `k x n` weight.
-pub(super) fn vector(op: &MatMulE0m, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
+pub(super) fn vector(op: &QuantizedMatMul, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
     VECTOR_TUNABLE.of(device, shape_text(op, k, n))
 }
 
 /// Tuning of the matrix kernel for at most `most` rows and a `k x n` weight.
 pub(super) fn matrix(
-    op: &MatMulE0m,
+    op: &QuantizedMatMul,
     device: &DeviceProfile,
     k: usize,
     n: usize,
@@ -198,13 +202,13 @@ pub(super) fn matrix(
 }
 
 /// Tuning of the int8 vector kernel for a `k x n` weight.
-pub(super) fn bytes_vector(op: &MatMulE0m, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
+pub(super) fn bytes_vector(op: &QuantizedMatMul, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
     BYTES_VECTOR.of(device, shape_text(op, k, n))
 }
 
 /// Tuning of the int8 matrix kernel for at most `most` rows and a `k x n` weight.
 pub(super) fn bytes_matrix(
-    op: &MatMulE0m,
+    op: &QuantizedMatMul,
     device: &DeviceProfile,
     k: usize,
     n: usize,
@@ -214,7 +218,7 @@ pub(super) fn bytes_matrix(
 }
 
 /// Text that identifies a matmul of at most `most` rows with a `k x n` weight.
-pub(super) fn matrix_text(op: &MatMulE0m, k: usize, n: usize, most: Option<i64>) -> String {
+pub(super) fn matrix_text(op: &QuantizedMatMul, k: usize, n: usize, most: Option<i64>) -> String {
     let rows = most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"));
     format!("{}, {rows}", shape_text(op, k, n))
 }
