@@ -435,11 +435,12 @@ impl Backend for Cpu {
         if let Some(id) = self.kernels.ids.get(spec) {
             return Ok(*id);
         }
-        let compiled = dispatch::compile(self.table.entries, spec, self.isa).ok_or_else(|| BackendError::Unsuited {
-            kernel: spec.to_string(),
-            device: self.caps.device.clone(),
-            why: "there is no CPU kernel for these types and defines".to_owned(),
-        })?;
+        let compiled =
+            dispatch::compile(self.table.entries, spec, self.isa).ok_or_else(|| BackendError::Unsuited {
+                kernel: spec.to_string(),
+                device: self.caps.device.clone(),
+                why: "there is no CPU kernel for these types and defines".to_owned(),
+            })?;
         let kernel = Prepared {
             spec: spec.clone(),
             compiled: compiled.into(),

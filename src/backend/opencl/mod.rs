@@ -23,8 +23,8 @@ use super::compiled::Kernels;
 use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot,
-    Priority, RecordingId, Stats, View, choose, validation,
+    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
+    RecordingId, Stats, View, choose, validation,
 };
 use crate::cache::Store;
 use build::{Builder, Compiled};

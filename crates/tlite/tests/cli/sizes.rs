@@ -22,8 +22,6 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("crates/convert/src/quantize/tests.rs", "a_model_survives_and_tied_weights_are_packed_once", "one model, checked in order"),
     ("src/graph/op/attention/attention.rs", "cases", "a table of cases, one after another"),
     ("src/graph/op/matmul/matmul.rs", "lower", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/matmul/matmul_e0m.rs", "emit", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/matmul/matmul_e0m/int8.rs", "emit_int8", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/conv/resize.rs", "cases", "a table of cases, one after another"),
     ("src/graph/op/attention/rotary_embedding.rs", "parts", "a graph, node by node"),
     ("src/llm/sampler/tests.rs", "numbers_out_of_range_name_their_option", "a table of cases, one after another"),

@@ -15,28 +15,47 @@
 //! above a kernel's binding limit is split by columns. Activations may be quantized to 8 bits
 //! (module `int8`).
 
+/// The arguments of a kernel: those of a part that all kernels take, the named ones, and others.
+macro_rules! args {
+    ($part:ident => $Args:ident { $($own:ident),* $(; $other:ident)? }) => {
+        $Args {
+            x: $part.x,
+            codes: $part.codes,
+            scales: $part.scales,
+            y: $part.y,
+            n: $part.n,
+            column: $part.column,
+            end0: $part.end0,
+            end1: $part.end1,
+            start1: $part.start1,
+            start2: $part.start2,
+            $($own: $part.$own,)*
+            $($other,)?
+        }
+    };
+}
+
 mod cases;
 mod generic;
 mod int8;
+mod lower;
 mod native;
 mod tensor_cores;
 mod tune;
 
 use self::cases::cases;
 pub(crate) use self::cases::packed_case;
-use self::tensor_cores::Several;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
 use crate::kernels::matmul_e0m::{MATRIX, MatrixArgs, PAIRS, VECTOR, VectorArgs};
 
-use crate::graph::op::norm;
-use crate::graph::op::pointwise::{self, Expr, ExprSource, Pointwise};
+use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quant::{Bits, Format, GROUP_STEP, decode_rows};
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor, PANEL};
 use half::f16;
@@ -277,27 +296,7 @@ impl Op for QuantizedMatMul {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        if let Some(function) = &self.gate {
-            return self.lower_gated(cx, function);
-        }
-        if self.weights == 1 {
-            let (weights, y) = (self.one_weight(cx, 1)?, cx.output(0)?);
-            return self.emit(cx, &weights, y);
-        }
-        match self.side_by_side(cx)? {
-            Ok((weights, y)) => return self.emit(cx, &weights, y),
-            Err(why) => log::debug!("matmuls of \"{}\" use separate dispatches: {why}", cx.name()),
-        }
-        let single = Self {
-            weights: 1,
-            ..self.clone()
-        };
-        for (o, codes) in self.codes().enumerate() {
-            let own = [0, codes, codes + 1].into_iter();
-            let own: Vec<usize> = own.chain(self.norm.map(|_| self.gain())).collect();
-            cx.part(&single, &own, o)?;
-        }
-        Ok(())
+        self.lower_all(cx)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -307,80 +306,6 @@ impl Op for QuantizedMatMul {
             None => products,
         }
     }
-}
-
-/// The weights of one dispatch: one matrix, or several side by side.
-struct Weights {
-    /// Rows of each matrix.
-    k: usize,
-    /// Operands of quantized weights; each is followed by its scales.
-    codes: Vec<usize>,
-    /// End column of each matrix, counted over all of them.
-    ends: Vec<usize>,
-    /// First element of the result of each matrix.
-    starts: Vec<u64>,
-    /// Operand of the quantized weights of a second matrix with the size of the first. Its results
-    /// are passed to the epilogue as [second
-    /// results](crate::backend::kernel::epilogue::Argument::Other).
-    second: Option<usize>,
-}
-
-impl Weights {
-    /// Total columns of all matrices.
-    fn columns(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    /// Whether the results of one row have gaps between them.
-    fn has_gaps(&self) -> bool {
-        let mut behind = self.starts.iter().skip(1).zip(&self.ends);
-        behind.any(|(start, end)| *start != *end as u64)
-    }
-
-    /// The second matrix, if any.
-    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits) -> OpResult<Option<ColumnRange>> {
-        let Some(codes) = self.second else { return Ok(None) };
-        let parts = packed_parts(cx, &[codes], bits, self.k, self.columns())?;
-        Ok(parts.into_iter().next())
-    }
-
-    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
-    /// (`common/parts`). Kernels read them only with the define `PARTS`.
-    fn column_fields(&self) -> OpResult<[Dim; 4]> {
-        let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
-        let start = |i: usize| {
-            let start = self.starts.get(i).copied().unwrap_or(0);
-            num::exact::<i64, _>(start, "the first element of a part").map(Dim::from)
-        };
-        Ok([end(0), end(1), start(1)?, start(2)?])
-    }
-}
-
-/// Number of rows of an operand: the product of all axes but the last.
-fn rows(x: &Shape) -> OpResult<Dim> {
-    Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
-}
-
-/// Normalizes `x`, rows of `k` elements, with scale `gain` into scratch memory of `dtype`.
-fn normed(
-    cx: &mut LowerCx<'_>,
-    x: Operand,
-    gain: Option<Operand>,
-    epsilon: f32,
-    (rows, k): (&Dim, usize),
-    dtype: DType,
-) -> OpResult<Operand> {
-    let normed = cx.temp(dtype, rows.mul(&Dim::from_usize(k))?);
-    let all = norm::RowNorm {
-        rows: rows.clone(),
-        cols: Dim::from_usize(k),
-        place: norm::ScaleIndex::Column,
-        center: false,
-        given: false,
-        epsilon,
-    };
-    norm::emit_to(cx, &all, x, [gain, None, None, None], normed)?;
-    Ok(normed)
 }
 
 impl QuantizedMatMul {
@@ -504,210 +429,6 @@ impl QuantizedMatMul {
             *last = n;
         }
         Ok(HostTensor::from_floats(x.dtype(), &shape, &y)?)
-    }
-
-    /// One weight, with quantized weights in operand `codes`.
-    fn one_weight(&self, cx: &LowerCx<'_>, codes: usize) -> OpResult<Weights> {
-        let (k, n) = packed_size(self.format, cx.fact(codes)?, cx.fact(codes + 1)?)?;
-        Ok(Weights {
-            k,
-            codes: vec![codes],
-            ends: vec![n],
-            starts: vec![0],
-            second: None,
-        })
-    }
-
-    /// All weights, and the operand that holds all results; the reason if they cannot share one
-    /// buffer. A result starts after the maximum size of the previous ones, at an offset where a
-    /// view can start, so its offset is the same in all runs.
-    fn side_by_side(&self, cx: &mut LowerCx<'_>) -> OpResult<Result<(Weights, Operand), String>> {
-        let rows = rows(&cx.shape(0)?)?;
-        let Some(most) = cx.upper_bound(&rows).and_then(|n| u64::try_from(n).ok()) else {
-            return Ok(Err(format!("{rows} rows have no bound")));
-        };
-        let (mut k, mut end, mut ends, mut room) = (0, 0, Vec::new(), Vec::new());
-        for codes in self.codes() {
-            let (depth, n) = packed_size(self.format, cx.fact(codes)?, cx.fact(codes + 1)?)?;
-            (k, end) = (depth, end + n);
-            ends.push(end);
-            room.push(most.max(1).saturating_mul(n as u64));
-        }
-        Ok(cx.block(&room)?.map(|block| {
-            let weights = Weights {
-                k,
-                codes: self.codes().collect(),
-                ends,
-                starts: block.starts,
-                second: None,
-            };
-            (weights, block.operand)
-        }))
-    }
-
-    /// Lowers `function` of the products with two weights. For one row, and for more on some
-    /// devices, a dispatch computes both products and stores only the function's result, so the
-    /// gate of a feed-forward layer needs no launch of its own (paper, section 2.2, counts launches
-    /// among the costs of a decode step). Otherwise there are two dispatches: a matmul into scratch
-    /// memory, and one with the function as its epilogue.
-    fn lower_gated(&self, cx: &mut LowerCx<'_>, function: &Pointwise) -> OpResult<()> {
-        let (mut weights, y) = (self.one_weight(cx, 1)?, cx.output(0)?);
-        let n = weights.columns();
-        let place = if self.supports_two_weights(cx, weights.k, n)? {
-            weights.second = Some(3);
-            ExprSource::Other
-        } else {
-            let count = rows(&cx.shape(0)?)?.mul(&Dim::from_usize(n))?;
-            let other = cx.temp(y.dtype, count);
-            let second = self.one_weight(cx, 3)?;
-            self.emit(cx, &second, other)?;
-            ExprSource::Beside(other)
-        };
-        let epilogue = pointwise::epilogue(&function.expr, cx, &[ExprSource::Result, place])?;
-        cx.storing(&epilogue, self.name(), |cx| self.emit(cx, &weights, y))
-    }
-
-    /// The left operand, and the scale of its normalization if the kernel normalizes.
-    /// `several` is that of [`QuantizedMatMul::several_rows`].
-    fn activations_of(
-        &self,
-        cx: &mut LowerCx<'_>,
-        (rows, several): (&Dim, Option<Several>),
-        k: usize,
-        y: DType,
-    ) -> OpResult<(Operand, Option<Operand>)> {
-        let x = cx.input(0)?;
-        let Some(epsilon) = self.norm else {
-            return Ok((x, None));
-        };
-        let gain = Some(cx.input(self.gain())?);
-        let types = [x.dtype, y];
-        let vector = rows.is(1);
-        let on_tensor_cores = (vector || several.is_some())
-            && self
-                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, several), rows)
-                .is_some();
-        let itself = match on_tensor_cores {
-            true => several.is_none_or(Several::can_normalize) && tensor_cores::holds_row(cx.device(), k),
-            // Activations before normalization may be too large for halves.
-            false => vector && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
-        };
-        if itself {
-            return Ok((x, gain));
-        }
-        let dtype = if on_tensor_cores { x.dtype } else { DType::F32 };
-        Ok((normed(cx, x, gain, epsilon, (rows, k), dtype)?, None))
-    }
-
-    /// Emits the matmul of operand 0 with `weights` into `y`. With several matrices, the results are
-    /// stored one after another, possibly with gaps.
-    fn emit(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
-        let (k, n) = (weights.k, weights.columns());
-        let rows = rows(&cx.shape(0)?)?;
-        let most = cx.upper_bound(&rows);
-        for (what, columns) in [("first operand", k), ("result", n)] {
-            cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
-        }
-        if cx.device().runs(&crate::kernels::product_e0m::PRODUCT) {
-            return self.emit_native(cx, weights, y);
-        }
-        if self.activations == ActivationType::Int8 {
-            return self.emit_int8(cx, weights, y);
-        }
-        // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
-        let step = if self.format.bits == Bits::Eight { 4 } else { 8 };
-        let one = rows.is(1);
-        let types = [cx.input(0)?.dtype, y.dtype];
-        let several = match one {
-            true => None,
-            false => self.several_rows(cx.device(), types, k, most),
-        };
-        let (x, gain) = self.activations_of(cx, (&rows, several), k, y.dtype)?;
-        let vector = one || several.is_some();
-        let second = weights.second_part(cx, self.format.bits)?;
-        // Several results of one row without gaps are like one row.
-        let in_parts = weights.ends.len() > 1 && (!one || weights.has_gaps());
-        // Rows of results start at multiples of four elements.
-        let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
-        for part in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
-            let device = cx.device();
-            let types = [x.dtype, y.dtype];
-            let [end0, end1, start1, start2] = weights.column_fields()?;
-            if vector {
-                let (size, two) = ([k, part.count], second.is_some());
-                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, several), &rows) {
-                    Some(call) => call,
-                    None if one => self.generic_vector(device, types, size, two)?,
-                    None => return Err(OpError::NoKernel(format!("{rows} rows, {several:?}"))),
-                };
-                if gain.is_some() {
-                    call = call.define("DEPTH", num::signed(k));
-                }
-                if in_parts {
-                    call = call.define("PARTS", 1);
-                }
-                let args = VectorArgs {
-                    x,
-                    gain,
-                    codes: part.codes,
-                    scales: part.scales,
-                    codes2: second.as_ref().map(|s| s.codes),
-                    scales2: second.as_ref().map(|s| s.scales),
-                    y,
-                    n: Dim::from_usize(part.count),
-                    steps: Dim::from_usize(k / step),
-                    panel: Dim::from_usize(part.panel),
-                    column: Dim::from_usize(part.first),
-                    end0,
-                    end1,
-                    start1,
-                    start2,
-                    m: rows.clone(),
-                    y_stride: Dim::from_usize(n),
-                    epsilon: self.norm.unwrap_or(0.0),
-                };
-                cx.emit(call, args)?;
-                continue;
-            }
-            let on_tensor_cores =
-                by_fours.then(|| self.matrix_on_tensor_cores(device, types, k, part.count, &rows, most));
-            let mut call = match on_tensor_cores.flatten() {
-                Some(call) => call,
-                None if self.matrix_pairs(device, types) => self.matrix_in_pairs(part.count, &rows)?,
-                None => self.generic_matrix(device, k, part.count, &rows, most)?,
-            };
-            if in_parts {
-                call = call.define("PARTS", 1);
-            }
-            let args = MatrixArgs {
-                x,
-                codes: part.codes,
-                scales: part.scales,
-                y,
-                m: rows.clone(),
-                n: Dim::from_usize(part.count),
-                k: Dim::from_usize(k),
-                panel: Dim::from_usize(part.panel),
-                y_stride: Dim::from_usize(n),
-                column: Dim::from_usize(part.first),
-                end0,
-                end1,
-                start1,
-                start2,
-            };
-            cx.emit(call, args)?;
-        }
-        Ok(())
-    }
-
-    /// True if one dispatch can multiply all rows by two `k x n` weights.
-    fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
-        let rows = rows(&cx.shape(0)?)?;
-        let types = [cx.input(0)?.dtype, cx.output(0)?.dtype];
-        let most = cx.upper_bound(&rows);
-        let several = || self.several_rows(cx.device(), types, k, most);
-        let fits = cx.device().runs(&crate::kernels::product_e0m::PRODUCT) || rows.is(1) || several().is_some();
-        Ok(fits && cx.split(n, (self.format.bits.rows(k), 4), 64)?.len() == 1)
     }
 
     /// True if half arithmetic is precise enough: its error is below that of the quantized weights

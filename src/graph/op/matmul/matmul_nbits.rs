@@ -17,19 +17,11 @@
 //! With constant operands it becomes a `QuantizedMatMul` if `f16` holds scales and biases exactly,
 //! else a float `MatMul`.
 
-use crate::graph::op::case::{Case, constant, input};
-use crate::graph::op::gather::Gather;
-use crate::graph::op::matmul::MatMul;
-use crate::graph::op::matmul_e0m::QuantizedMatMul;
-use crate::graph::op::parts::Parts;
-use crate::graph::op::pointwise::Binary;
-use crate::graph::op::pointwise::import::{binary, input as arg};
-use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, microsoft, operand};
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::gather::Gather;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::op::matmul_e0m::QuantizedMatMul;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::pointwise::import::{binary, input as arg};

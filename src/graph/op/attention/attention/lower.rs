@@ -402,7 +402,8 @@ impl Attention {
         let (live, live_keys) = cx.live(&node.live_keys());
         // If work-groups can see each other's writes, the last one of a head merges the partial
         // results.
-        let merged = strategy == Strategy::Row && merges_itself(cx.device()) && node.heads.as_const().is_some();
+        let merged =
+            strategy == Strategy::Row && merges_itself(cx.device()) && node.heads.as_const().is_some();
         let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
             None => None,

@@ -9,11 +9,7 @@ use crate::tensor::HostTensor;
 use half::f16;
 
 /// Packed operands of a pseudo-random K x N matrix.
-pub(crate) fn packed_case(
-    format: Format,
-    k: usize,
-    n: usize,
-) -> Option<(HostTensor, HostTensor)> {
+pub(crate) fn packed_case(format: Format, k: usize, n: usize) -> Option<(HostTensor, HostTensor)> {
     scaled_case(format, k, n, 1.0)
 }
 

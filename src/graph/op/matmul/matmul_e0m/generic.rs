@@ -1,16 +1,87 @@
 //! Dispatches of the kernels that run on any device, and of their forms for phones.
 
+use super::lower::{Left, LeftForm, Part};
+use super::tensor_cores::{Several, holds_row};
 use super::{
     K_BLOCK, MATRIX, MatrixArgs, PAIRS, QuantizedMatMul, VECTOR, VectorArgs, format_defines, k_block, tune,
 };
-use crate::graph::op::OpResult;
-use crate::lower::{Call, DeviceProfile};
+use crate::graph::op::{OpError, OpResult};
+use crate::lower::{Call, DeviceProfile, LowerCx};
 use crate::num;
-use crate::quant::GROUP_STEP;
+use crate::quant::{Bits, GROUP_STEP};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
 impl QuantizedMatMul {
+    /// Rows of floats, normalized before unless the kernel does that.
+    pub(super) fn left_floats(&self, cx: &mut LowerCx<'_>, rows: &Dim, k: usize, y: DType) -> OpResult<Left> {
+        let (x, gain) = self.operands(cx)?;
+        let (types, one) = ([x.dtype, y], rows.is(1));
+        let several = match one {
+            true => None,
+            false => self.several_rows(cx.device(), types, k, cx.upper_bound(rows)),
+        };
+        let form = LeftForm::Floats(several);
+        let on_tensor_cores = (one || several.is_some())
+            && self
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, several), rows)
+                .is_some();
+        let itself = match on_tensor_cores {
+            true => several.is_none_or(Several::can_normalize) && holds_row(cx.device(), k),
+            // Activations before normalization may be too large for halves.
+            false => one && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
+        };
+        if gain.is_none() || itself {
+            return Ok((x, gain, form));
+        }
+        let dtype = if on_tensor_cores { x.dtype } else { DType::F32 };
+        Ok((self.normed(cx, (x, gain), (rows, k), dtype)?, None, form))
+    }
+
+    /// Emits the dispatch of a part with rows of floats.
+    pub(super) fn emit_floats(
+        &self,
+        cx: &mut LowerCx<'_>,
+        part: Part<'_>,
+        several: Option<Several>,
+    ) -> OpResult<()> {
+        let (device, types, [k, n]) = (cx.device(), [part.x.dtype, part.y.dtype], part.size);
+        let one = part.m.is(1);
+        if one || several.is_some() {
+            let two = part.codes2.is_some();
+            let mut call = match self.vector_on_tensor_cores(device, types, [k, n], (two, several), &part.m) {
+                Some(call) => call,
+                None if one => self.generic_vector(device, types, [k, n], two)?,
+                None => return Err(OpError::NoKernel(format!("{} rows, {several:?}", part.m))),
+            };
+            if part.gain.is_some() {
+                call = call.define("DEPTH", num::signed(k));
+            }
+            // Several results of one row without gaps are like one row.
+            if !one || part.weights.has_gaps() {
+                call = part.in_parts(call);
+            }
+            // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
+            let step = if self.format.bits == Bits::Eight { 4 } else { 8 };
+            let steps = Dim::from_usize(k / step);
+            let args =
+                args!(part => VectorArgs { gain, codes2, scales2, panel, m, y_stride, epsilon; steps });
+            return cx.emit(call, args);
+        }
+        let most = cx.upper_bound(&part.m);
+        // Rows of results start at multiples of four elements.
+        let by_fours = part.weights.ends.iter().all(|end| end.is_multiple_of(4));
+        let on_tensor_cores =
+            by_fours.then(|| self.matrix_on_tensor_cores(device, types, k, n, &part.m, most));
+        let call = match on_tensor_cores.flatten() {
+            Some(call) => call,
+            None if self.matrix_pairs(device, types) => self.matrix_in_pairs(n, &part.m)?,
+            None => self.generic_matrix(device, k, n, &part.m, most)?,
+        };
+        let call = part.in_parts(call);
+        cx.emit(call, args!(part => MatrixArgs { m, k, panel, y_stride }))
+    }
+
     /// The generic vector kernel for one `k x n` weight, or for two if `two`.
     pub(super) fn generic_vector(
         &self,

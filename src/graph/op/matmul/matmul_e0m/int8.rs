@@ -4,9 +4,8 @@
 //! weights. Integer sums end with each group anyway, and a large activation only costs its
 //! neighbours precision.
 
-use super::{
-    ActivationType, QuantizedMatMul, Weights, format_defines, k_block, normed, packed_parts, rows, tune,
-};
+use super::lower::{Left, LeftForm, Part};
+use super::{ActivationType, QuantizedMatMul, format_defines, k_block, tune};
 use crate::backend::kernel::Kernel;
 use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
@@ -47,117 +46,65 @@ impl QuantizedMatMul {
         rows: &Dim,
         k: usize,
     ) -> OpResult<(Operand, Operand)> {
+        const ITEMS: u32 = 16;
         let block = self.scaled_block();
         let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
-        let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
+        let y = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
         let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-        let call = self.quantize(block, &blocks)?;
+        let mut call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
+        if self.format.bits == Bits::Eight {
+            call = call.define("PER4", 1);
+        }
         let args = QuantizeArgs {
             x,
-            y: bytes,
+            y,
             factors,
             rows: rows.clone(),
             k: Dim::from_usize(k),
         };
-        cx.emit(call, args)?;
-        Ok((bytes, factors))
+        cx.emit(call.grid(blocks.ceil_div(i64::from(ITEMS))?, 1, 1), args)?;
+        Ok((y, factors))
     }
 
-    /// Like [`QuantizedMatMul::emit`], for int8 activations.
-    pub(super) fn emit_int8(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
-        let (k, n) = (weights.k, weights.columns());
-        let (rows, mut x) = (rows(&cx.shape(0)?)?, cx.input(0)?);
-        let mut gain = match self.norm {
-            Some(_) => Some(cx.input(self.gain())?),
-            None => None,
-        };
-        let block = self.scaled_block();
-        let in_parts = weights.ends.len() > 1;
-        let most = cx.upper_bound(&rows);
+    /// The left operand for `k x n` weights: normalized and quantized, except for one row if the
+    /// kernel can do both.
+    pub(super) fn left_int8(&self, cx: &mut LowerCx<'_>, rows: &Dim, [k, n]: [usize; 2]) -> OpResult<Left> {
+        let (x, gain) = self.operands(cx)?;
         let vector = rows.is(1) && {
             let tuning = tune::bytes_vector(self, cx.device(), k, n);
-            VectorShape::of(&tuning).local(k, block) <= cx.device().local_bytes as usize
+            VectorShape::of(&tuning).local(k, self.scaled_block()) <= cx.device().local_bytes as usize
         };
-        if !vector && let Some(epsilon) = self.norm {
-            x = normed(cx, x, gain.take(), epsilon, (&rows, k), DType::F32)?;
+        if vector {
+            return Ok((x, gain, LeftForm::Int8(None)));
         }
-        let bytes = if vector {
-            None
-        } else {
-            Some(self.quantized(cx, x, &rows, k)?)
-        };
-        let second = weights.second_part(cx, self.format.bits)?;
-        for part in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
-            let device = cx.device();
-            let [end0, end1, start1, start2] = weights.column_fields()?;
-            let Some((bytes, factors)) = bytes else {
-                let mut call = self.vector(device, block, k, part.count)?;
-                if in_parts {
-                    call = call.define("PARTS", 1);
-                }
-                let args = VectorArgs {
-                    x,
-                    gain,
-                    codes: part.codes,
-                    scales: part.scales,
-                    codes2: second.as_ref().map(|s| s.codes),
-                    scales2: second.as_ref().map(|s| s.scales),
-                    y,
-                    n: Dim::from_usize(part.count),
-                    panel: Dim::from_usize(part.panel),
-                    column: Dim::from_usize(part.first),
-                    end0,
-                    end1,
-                    start1,
-                    start2,
-                    epsilon: self.norm.unwrap_or(0.0),
-                };
-                cx.emit(call, args)?;
-                continue;
-            };
-            let mut call = self.product(device, block, [k, part.count], (&rows, most))?;
-            if in_parts {
-                call = call.define("PARTS", 1);
-            }
-            let args = MatrixArgs {
-                x: bytes,
-                factors,
-                codes: part.codes,
-                scales: part.scales,
-                y,
-                m: rows.clone(),
-                n: Dim::from_usize(part.count),
-                k: Dim::from_usize(k),
-                panel: Dim::from_usize(part.panel),
-                y_stride: Dim::from_usize(n),
-                column: Dim::from_usize(part.first),
-                end0,
-                end1,
-                start1,
-                start2,
-            };
-            cx.emit(call, args)?;
-        }
-        Ok(())
+        let x = self.normed(cx, (x, gain), (rows, k), DType::F32)?;
+        let (x, factors) = self.quantized(cx, x, rows, k)?;
+        Ok((x, None, LeftForm::Int8(Some(factors))))
     }
 
-    fn quantize(&self, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
-        const ITEMS: u32 = 16;
-        let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
-        let call = if self.format.bits == Bits::Eight {
-            call.define("PER4", 1)
-        } else {
-            call
+    /// Emits the dispatch of a part, with `factors` as in [`LeftForm::Int8`].
+    pub(super) fn emit_int8(
+        &self,
+        cx: &mut LowerCx<'_>,
+        part: Part<'_>,
+        factors: Option<Operand>,
+    ) -> OpResult<()> {
+        let Some(factors) = factors else {
+            let call = part.in_parts(self.vector(cx.device(), part.size)?);
+            let args = args!(part => VectorArgs { gain, codes2, scales2, panel, epsilon });
+            return cx.emit(call, args);
         };
-        Ok(call.grid(blocks.ceil_div(i64::from(ITEMS))?, 1, 1))
+        let call = self.matrix(cx.device(), part.size, (&part.m, cx.upper_bound(&part.m)))?;
+        let call = part.in_parts(call);
+        cx.emit(call, args!(part => MatrixArgs { m, k, panel, y_stride; factors }))
     }
 
     /// The kernel for one row and a `k x n` weight.
-    fn vector(&self, device: &DeviceProfile, block: usize, k: usize, n: usize) -> OpResult<Call<VectorArgs>> {
+    fn vector(&self, device: &DeviceProfile, [k, n]: [usize; 2]) -> OpResult<Call<VectorArgs>> {
         let tuning = tune::bytes_vector(self, device, k, n);
         let shape = VectorShape::of(&tuning);
         let columns = i64::from(shape.lanes * COLUMNS);
-        let call = format_defines(Call::new(&VECTOR, shape.items), self.format, block)
+        let call = format_defines(Call::new(&VECTOR, shape.items), self.format, self.scaled_block())
             .define("DEPTH", num::signed(k))
             .define("COLS", i64::from(COLUMNS))
             .define("LANES", i64::from(shape.lanes))
@@ -167,10 +114,9 @@ impl QuantizedMatMul {
     }
 
     /// The kernel for at most `most` quantized rows and a `k x n` weight.
-    fn product(
+    fn matrix(
         &self,
         device: &DeviceProfile,
-        block: usize,
         [k, n]: [usize; 2],
         (rows, most): (&Dim, Option<i64>),
     ) -> OpResult<Call<MatrixArgs>> {
@@ -180,7 +126,7 @@ impl QuantizedMatMul {
             _ => default_product(device),
         };
         let groups = Dim::from_usize(n).ceil_div(i64::from(items * COLUMNS))?;
-        let call = format_defines(Call::new(&PRODUCT, items), self.format, block)
+        let call = format_defines(Call::new(&PRODUCT, items), self.format, self.scaled_block())
             .define("ROWS", i64::from(each))
             .define("COLS", i64::from(COLUMNS))
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)

@@ -7,7 +7,7 @@
 use super::{
     ActivationType, K_BLOCK, MatrixArgs, QuantizedMatMul, VectorArgs, format_defines, k_block, tune,
 };
-use crate::backend::kernel::{TypedKernel};
+use crate::backend::kernel::TypedKernel;
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::kernels::matmul_e0m::tensor_cores::{FEW, MATRIX, MAX_WARPS, MMA, VECTOR, WARP, by_matrices};
 use crate::lower::{Call, DeviceProfile, TensorCores};
