@@ -13,7 +13,7 @@ mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, Steps};
+use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, StepRunner};
 
 const STREAMS: u32 = 8;
 const PROMPT: u32 = 2000;
@@ -25,7 +25,7 @@ fn prompt(length: u32, seed: u32) -> Vec<u32> {
         .collect()
 }
 
-fn first_token(steps: &Steps, prompt: &[u32]) -> Duration {
+fn first_token(steps: &StepRunner, prompt: &[u32]) -> Duration {
     let mut sequence = steps.sequence();
     let start = Instant::now();
     sequence.most_likely(prompt).expect("a first token");

@@ -2,13 +2,13 @@
 
 use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::llm::load::{BatchOptions, LoadOptions, LoadedRows};
-use transformer_lite::unstable::llm::{ModelFolder, Steps};
+use transformer_lite::unstable::llm::{ModelFolder, StepRunner};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 use transformer_lite_convert::decoders::{self, Form, Spec};
 
 /// Steps of `sequences` sequences on the backend and the model that the command line names, by
 /// default `default`. Prints both.
-pub fn start(default: [&str; 2], context: usize, sequences: usize) -> Steps {
+pub fn start(default: [&str; 2], context: usize, sequences: usize) -> StepRunner {
     let mut names = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
     let [backend, name] = default.map(|name| names.next().unwrap_or_else(|| name.to_owned()));
     let spec = Spec::find(&name).expect("a known model");
@@ -30,5 +30,5 @@ pub fn start(default: [&str; 2], context: usize, sequences: usize) -> Steps {
     };
     let loaded = LoadedRows::new(&folder, &options, &batch).expect("a model that runs in batches");
     println!("{name} on {} ({})", loaded.place.device, loaded.place.backend);
-    Steps::start(loaded.model).expect("a thread")
+    StepRunner::start(loaded.model).expect("a thread")
 }

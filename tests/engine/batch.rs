@@ -17,7 +17,7 @@ use transformer_lite::unstable::llm::engine::{
 };
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::llm::{
-    BatchSequence, BeamOptions, Codec, Finish, LanguageModel, LogProbs, ModelFolder, Steps,
+    BatchSequence, BeamOptions, Codec, Finish, LanguageModel, LogProbs, ModelFolder, StepRunner,
 };
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -338,8 +338,8 @@ fn steps_allocate_nothing_once_they_have_run() {
     }
 }
 
-/// Steps of a model on a device, with few pages.
-fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> Steps {
+/// Runs steps of a model on a device, with few pages.
+fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> StepRunner {
     let reproducible = Reproducible::on(&device.caps, reproducible);
     let rows = match reproducible {
         Reproducible::ByPlan => UNIFORM_ROWS,
@@ -358,7 +358,7 @@ fn steps(device: &Device, model: &Model, reproducible: bool, kv_q8: bool) -> Ste
     };
     let backend = SharedBackend::new(Box::new(device.share()));
     let (batch, _) = BatchModel::load(model.load(&target), backend, &config, None).unwrap();
-    Steps::start(batch).unwrap()
+    StepRunner::start(batch).unwrap()
 }
 
 /// Runs a random program of one sequence, and returns the bits of all logits.

@@ -10,7 +10,7 @@ use transformer_lite::unstable::llm::engine::{
 };
 use transformer_lite::unstable::llm::{
     Candidates, DecodeOptions, Generator, LanguageModel, LogProbs, NgramDraft, Sampler, SamplerConfig,
-    Speculation, Steps,
+    Speculation, StepRunner,
 };
 use transformer_lite::unstable::plan::{LaunchState, Segment};
 use transformer_lite::unstable::shape::Symbol;
@@ -68,7 +68,7 @@ fn model(file: &Path, device: &Device, batch: bool, candidates: bool) -> Box<dyn
     let decoder = decoder(file, device, Logits::Chosen, candidates);
     let backend = SharedBackend::new(Box::new(device.share()));
     let (model, _) = BatchModel::load(decoder, backend, &config, None).unwrap();
-    Box::new(Steps::start(model).unwrap().sequence())
+    Box::new(StepRunner::start(model).unwrap().sequence())
 }
 
 /// Tokens with their log-probabilities.

@@ -11,7 +11,7 @@ use transformer_lite::unstable::llm::engine::{
     BatchConfig, BatchModel, Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, Reproducible,
     SequenceConfig,
 };
-use transformer_lite::unstable::llm::{BatchSequence, Candidates, LanguageModel, Steps};
+use transformer_lite::unstable::llm::{BatchSequence, Candidates, LanguageModel, StepRunner};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Its embedding is NaN.
@@ -65,7 +65,7 @@ fn check(model: &mut dyn LanguageModel, tokens: &[u32], good: bool, what: &str) 
     each(&mut |model| model.candidates_all(tokens, &mut found).map(|()| 0));
 }
 
-fn batch(device: &Device, decoder: Decoder) -> Steps {
+fn batch(device: &Device, decoder: Decoder) -> StepRunner {
     let config = BatchConfig {
         pages: 4,
         context: 64,
@@ -74,11 +74,11 @@ fn batch(device: &Device, decoder: Decoder) -> Steps {
         reproducible: Reproducible::No,
     };
     let backend = SharedBackend::new(Box::new(device.share()));
-    Steps::start(BatchModel::load(decoder, backend, &config, None).unwrap().0).unwrap()
+    StepRunner::start(BatchModel::load(decoder, backend, &config, None).unwrap().0).unwrap()
 }
 
 /// Two sequences in common steps, of which one fails.
-fn check_neighbours(steps: &Steps, what: &str) {
+fn check_neighbours(steps: &StepRunner, what: &str) {
     let mut other = steps.sequence();
     let wanted = other.most_likely_all(&[4, 5, 6]).unwrap();
     let run = |mut sequence: BatchSequence, tokens: &'static [u32]| {

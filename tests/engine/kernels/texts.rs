@@ -2,7 +2,7 @@
 
 use super::{is_probe, kernels, languages, root, source, sources, specs, stems};
 use std::collections::BTreeSet;
-use transformer_lite::unstable::backend::kernel::{Feature, Kernel, KernelSpec, LINEAR, Language, Role};
+use transformer_lite::unstable::backend::kernel::{Feature, KernelSpec, LINEAR, Language, Role};
 
 #[test]
 fn files_and_descriptors_pair_up() {

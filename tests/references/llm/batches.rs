@@ -7,13 +7,13 @@ use transformer_lite::unstable::backend::OpenOptions;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::llm::load::{BatchOptions, LoadOptions, LoadedRows};
 use transformer_lite::unstable::llm::sampler::SplitMix64;
-use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, ModelFolder, Steps};
+use transformer_lite::unstable::llm::{BatchSequence, LanguageModel, ModelFolder, StepRunner};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 
 /// Sequences of a schedule.
 const SEQUENCES: u64 = 6;
 
-fn steps(model: &Path, device: &Device) -> Result<Steps> {
+fn steps(model: &Path, device: &Device) -> Result<StepRunner> {
     let folder = ModelFolder::holding("model", model, &[])?;
     let options = LoadOptions {
         place: Placement {
@@ -30,7 +30,7 @@ fn steps(model: &Path, device: &Device) -> Result<Steps> {
         reproducible: true,
     };
     let loaded = LoadedRows::new(&folder, &options, &batch)?;
-    Steps::start(loaded.model)
+    StepRunner::start(loaded.model)
 }
 
 /// What a sequence generates in a random schedule: prompts, of which some begin alike, tokens,

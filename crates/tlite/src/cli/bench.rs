@@ -24,7 +24,7 @@ use transformer_lite::unstable::graph::op::paged_attention::PAGE;
 use transformer_lite::unstable::llm::load::{
     BatchOptions, LoadOptions, LoadedRows, PlaceName, Purpose, Used,
 };
-use transformer_lite::unstable::llm::{Codec, ModelFolder, Speculation, Steps};
+use transformer_lite::unstable::llm::{Codec, ModelFolder, Speculation, StepRunner};
 use transformer_lite::unstable::probe::store;
 
 const PREFILL: [usize; 2] = [128, 512];
@@ -332,7 +332,7 @@ fn run_parallel(
             _ => e,
         })?;
     print_notes(&notes);
-    let steps = Steps::start(model)?;
+    let steps = StepRunner::start(model)?;
     let runs = runs(args, args.parallel.len());
     let (lines, interrupted) = interruptible(runs, interrupt, |cancel, bar| {
         let step = &mut stepper(bar);

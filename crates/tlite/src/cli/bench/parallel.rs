@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::metrics::rate;
 use transformer_lite::unstable::llm::sampler::SplitMix64;
-use transformer_lite::unstable::llm::{BatchSequence, Cancel, LanguageModel, Steps};
+use transformer_lite::unstable::llm::{BatchSequence, Cancel, LanguageModel, StepRunner};
 use transformer_lite::unstable::{num, quota};
 
 /// Lengths of a test, in tokens of each sequence.
@@ -138,7 +138,13 @@ fn sequence(
 }
 
 /// One run of `sequences` sequences; `None` if it was cancelled.
-fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Cancel) -> Result<Option<Run>> {
+fn run(
+    steps: &StepRunner,
+    sequences: usize,
+    lengths: Lengths,
+    seed: u64,
+    cancel: &Cancel,
+) -> Result<Option<Run>> {
     let mut random = SplitMix64::new(seed);
     let gate = Gate {
         open: Mutex::new(None),
@@ -182,7 +188,7 @@ fn run(steps: &Steps, sequences: usize, lengths: Lengths, seed: u64, cancel: &Ca
 /// Runs the tests until `cancel` is set, each once to warm up and then `repeat` times. `step` is
 /// called before each run.
 pub(super) fn bench(
-    steps: &Steps,
+    steps: &StepRunner,
     sequences: &[NonZeroUsize],
     lengths: Lengths,
     repeat: NonZeroUsize,
