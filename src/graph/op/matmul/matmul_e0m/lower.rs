@@ -63,8 +63,8 @@ pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
     Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
 }
 
-/// The left operand as kernels read it, the scale of its normalization if the kernel normalizes, and
-/// its form.
+/// The left operand as kernels read it, the scale of its normalization if the kernel normalizes,
+/// and its form.
 pub(super) type Left = (Operand, Option<Operand>, LeftForm);
 
 #[derive(Clone, Copy)]
@@ -73,8 +73,8 @@ pub(super) enum LeftForm {
     Floats(Option<Several>),
     /// Bytes with these factors; without, one row of floats that the kernel quantizes.
     Int8(Option<Operand>),
-    /// For native kernels: bytes with these factors, and how many there are per activation; without,
-    /// rows of floats.
+    /// For native kernels: bytes with these factors, and how many there are per activation;
+    /// without, rows of floats.
     Native(Option<(Operand, i64)>),
 }
 
@@ -229,8 +229,8 @@ impl QuantizedMatMul {
         Ok(normed)
     }
 
-    /// Emits the matmul of operand 0 with `weights` into `y`. With several matrices, the results are
-    /// stored one after another, possibly with gaps.
+    /// Emits the matmul of operand 0 with `weights` into `y`. With several matrices, the results
+    /// are stored one after another, possibly with gaps.
     fn emit(&self, cx: &mut LowerCx<'_>, weights: &Weights, y: Operand) -> OpResult<()> {
         let (k, n) = (weights.k, weights.columns());
         let rows = rows(&cx.shape(0)?)?;
