@@ -2,9 +2,10 @@
 //! `softmax(scale * q k^T + mask) v` for each query head. With a soft cap c, the scores are
 //! `c tanh(scale * q k^T / c)`.
 //!
-//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is
-//! added to the scores. The mask broadcasts to `[b, heads, s, t]` and may have additional leading
-//! axes of size 1. The result is `[b, s, heads, d]`.
+//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]` or in the form of
+//! [`super::kv_append_q8`], and an optional mask that is added to the scores. The mask broadcasts
+//! to `[b, heads, s, t]` and may have additional leading axes of size 1. The result is
+//! `[b, s, heads, d]`.
 //!
 //! Query i stands at position `t - s + i`. Causal attention attends to no key after that position
 //! and requires s <= t. With a window w, a query attends to no key before `t - s + i - (w - 1)`.
@@ -15,12 +16,12 @@
 
 mod lower;
 
-use crate::backend::kernel::MASK_MIN;
-use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::case::{Case, given, input};
+use crate::graph::op::kv_append_q8::{decoded, decoded_shape, encoded};
 use crate::graph::op::paged_attention::PagedAttention;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
+use crate::backend::kernel::{Language, MASK_MIN};
 use crate::graph::rules;
 use crate::kernels::attention::{
     Args, KERNEL, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs,
@@ -70,9 +71,8 @@ impl Attention {
 
     /// The attributes of an attention, whatever the form of its cache.
     pub fn of<'a>(op: &'a (dyn Op + 'static)) -> Option<&'a Self> {
-        let q8 = op.downcast::<AttentionQ8>().map(|op| &op.attention);
         let paged = op.downcast::<PagedAttention>().map(|op| &op.attention);
-        op.downcast::<Self>().or(q8).or(paged)
+        op.downcast::<Self>().or(paged)
     }
 
     /// Number of keys that a run reads: those inside the window, whatever the mask says.
@@ -123,8 +123,14 @@ fn lengths(sizes: &Sizes) -> [u64; 2] {
     [0, 1].map(|i| sizes.input(i).get(1).copied().unwrap_or(0))
 }
 
+/// Checks that queries, keys, values and mask match.
+pub(super) fn check_facts(q: &Fact, k: &Fact, v: &Fact, mask: Option<&Fact>) -> OpResult<()> {
+    let (k, v) = (decoded_shape(k, q)?, decoded_shape(v, q)?);
+    check(&q.shape, &k, &v, mask.map(|f| &f.shape))
+}
+
 /// Checks that the shapes of queries, keys, values and mask match.
-pub(crate) fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
+fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
     let ([b, s, h, d], [kb, t, kvh, kd]) = (q.0.as_slice(), k.0.as_slice()) else {
         return Err(OpError::mismatch("ranks (4 each)", q, k));
     };
@@ -171,21 +177,18 @@ impl Op for Attention {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let q = cx.fact(0)?;
-        check(
-            &q.shape,
-            &cx.fact(1)?.shape,
-            &cx.fact(2)?.shape,
-            cx.opt(3).map(|f| &f.shape),
-        )?;
+        check_facts(q, cx.fact(1)?, cx.fact(2)?, cx.opt(3))?;
         self.require(cx)?;
         Ok(vec![Fact::new(q.dtype, q.shape.clone())])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let (q, k, v) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
+        let q = operand(inputs, 0)?;
+        let d = q.shape().last().copied().unwrap_or(1);
+        let (k, v) = (decoded(operand(inputs, 1)?, d)?, decoded(operand(inputs, 2)?, d)?);
         let mask = inputs.get(3).copied().flatten();
         let fixed = |t: &HostTensor| Shape::fixed(t.shape());
-        check(&fixed(q), &fixed(k), &fixed(v), mask.map(fixed).as_ref())?;
+        check(&fixed(q), &fixed(&k), &fixed(&v), mask.map(fixed).as_ref())?;
         let &[batch, s, heads, d] = q.shape() else {
             return Err(OpError::expected("rank of q", 4, q.shape().len()));
         };
@@ -253,7 +256,7 @@ impl Op for Attention {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        self.emit(cx, KvStorage::Floats)
+        self.emit(cx)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -274,15 +277,6 @@ impl Op for Attention {
             _ => all,
         }
     }
-}
-
-/// Storage of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KvStorage {
-    /// One float per element.
-    Floats,
-    /// 8-bit rows of [`crate::graph::op::kv_append_q8`].
-    Words,
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -425,5 +419,37 @@ fn cases() -> Vec<Case> {
         ),
     ];
     all.extend(hidden.into_iter().flatten());
+    all.extend(q8_cases().into_iter().flatten());
     all
+}
+
+/// Keys and values in 8 bits.
+fn q8_cases() -> [OpResult<Case>; 11] {
+    let case = |(causal, window, [s, t, h, kv, d], mask): (_, _, [usize; 5], _)| {
+        let rows = given(encoded(&input(&[1, t, kv, d]).make(7)?)?);
+        let mut inputs = vec![input(&[1, s, h, d]).range(-2.0, 2.0), rows.clone(), rows];
+        if mask {
+            inputs.push(input(&[1, 1, s, t]).range(-4.0, 0.0));
+        }
+        let op = Attention {
+            causal,
+            window,
+            ..Attention::scaled(0.25)
+        };
+        Ok(Case::new(op, inputs))
+    };
+    [
+        (false, Some(300), [1, 700, 4, 2, 32], true),
+        (false, Some(20), [7, 165, 4, 2, 32], false),
+        (true, None, [1, 70, 4, 2, 32], false),
+        (true, None, [5, 70, 9, 3, 64], false),
+        (true, None, [70, 130, 4, 2, 32], false),
+        (true, None, [64, 64, 4, 1, 32], true),
+        (true, Some(20), [130, 150, 4, 2, 32], false),
+        (false, None, [1, 130, 9, 3, 64], true),
+        (false, None, [1, 700, 14, 2, 64], false),
+        (false, None, [7, 65, 4, 2, 32], true),
+        (false, None, [1, 3, 2, 2, 8], false),
+    ]
+    .map(case)
 }

@@ -4,7 +4,7 @@
 //! data.
 
 use crate::graph::op::case::{Case, given};
-use crate::graph::op::kv_append_q8::decode;
+use crate::graph::op::kv_append_q8::decoded;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -28,16 +28,14 @@ impl Op for DequantizeKv {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let rows = operand(inputs, 0)?;
-        let mut shape = rows.shape().to_vec();
-        let Some(last) = shape.last_mut().filter(|w| **w > 0) else {
+        let Some(words) = rows.shape().last().and_then(|w| w.checked_sub(1)) else {
             return Err(OpError::expected(
                 "rows",
                 "i32 [.., d / 4 + 1]",
                 format!("{rows:?}"),
             ));
         };
-        let words = std::mem::replace(last, (*last - 1) * 4);
-        Ok(vec![HostTensor::from_f32(&shape, &decode(rows.bytes()?, words))?])
+        Ok(vec![decoded(rows, 4 * words)?.into_owned()])
     }
 }
 

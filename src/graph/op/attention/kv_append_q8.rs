@@ -1,30 +1,25 @@
-//! Appends rows to an 8-bit state in place (own domain, made by the pass `kv_q8`):
-//! [`crate::graph::op::kv_append`] for a cache of half the size.
-//!
-//! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new float rows `[1, n, heads, d]`.
-//! The result is the state with `past + n` rows, in the same memory (or wrapped within its window),
-//! or with a third operand the state with its rows at these places, as in [`crate::graph::op::kv_append`].
-//! The row of a head is `d / 4` words with four signed 8-bit values each, the first one in the
-//! lowest bits, followed by an `f32` scale: the largest magnitude of the row divided by 127. Values
-//! are rounded to nearest, ties to even.
-
-use crate::graph::op::case::{Case, given, input};
-use crate::graph::op::kv_append::{check_places, destination, ring, scattered};
-use crate::graph::op::sizes::Sizes;
-use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::kernels::kv_append_q8::{Args, KERNEL};
-use crate::lower::{Call, Location, LowerCx};
+//! Keys and values in 8 bits (made by the pass `kv_q8`): the form of a cache of half the size,
+//! which [`crate::graph::op::kv_append`] writes and [`crate::graph::op::attention`] reads.
+//!
+//! Such a cache is `i32 [.., heads, d / 4 + 1]`. The row of a head is `d / 4` words with four
+//! signed 8-bit values each, the first one in the lowest bits, followed by an `f32` scale: the
+//! largest magnitude of the row divided by 127. Values are rounded to nearest, ties to even.
+
+use crate::graph::op::{OpError, OpResult};
 use crate::quant::to_bytes;
-use crate::shape::{Dim, Fact, Shape, product};
+use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
+use std::borrow::Cow;
+
 
 /// Work-items per row of a head.
-const ITEMS: u32 = 16;
-/// The axis that grows.
-const AXIS: usize = 1;
+pub(crate) const ITEMS: u32 = 16;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvAppendQ8;
+/// True for a cache of this type that holds float rows in 8 bits.
+pub(crate) fn is_q8(cache: DType, rows: DType) -> bool {
+    cache == DType::I32 && rows.is_float()
+}
 
 /// Words of a row of `d` elements; `None` if `d` is not a multiple of 4.
 pub fn words(d: &Dim) -> Option<Dim> {
@@ -39,7 +34,7 @@ fn encode(row: &[f32], out: &mut Vec<u8>) {
 }
 
 /// Decodes rows of `words` words to floats.
-pub fn decode(data: &[u8], words: usize) -> Vec<f32> {
+fn decode(data: &[u8], words: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(data.len());
     for row in data.chunks_exact(4 * words.max(1)) {
         if let Some((codes, scale)) = row.split_last_chunk() {
@@ -51,124 +46,56 @@ pub fn decode(data: &[u8], words: usize) -> Vec<f32> {
     out
 }
 
-fn check(state: &Fact, new: &Fact) -> OpResult<Shape> {
-    let mismatch = || {
-        OpError::mismatch(
-            "state i32 [1, past, heads, d / 4 + 1] and rows [1, n, heads, d]",
-            state,
-            new,
-        )
-    };
-    let ([one, past, heads, w], [new_one, n, new_heads, d]) =
-        (state.shape.0.as_slice(), new.shape.0.as_slice())
-    else {
-        return Err(mismatch());
-    };
-    let fits = one.is(1) && new_one.is(1) && heads == new_heads && words(d).as_ref() == Some(w);
-    if !fits || state.dtype != DType::I32 || !new.dtype.is_float() {
-        return Err(mismatch());
+/// Float rows as a cache of this form stores them.
+pub(crate) fn encoded(rows: &HostTensor) -> OpResult<HostTensor> {
+    let mut shape = rows.shape().to_vec();
+    let last = shape.last_mut();
+    let last = last.ok_or_else(|| OpError::expected("rows", "rank 4", 0))?;
+    let d = std::mem::replace(last, *last / 4 + 1);
+    let mut data = Vec::new();
+    for row in rows.to_f32()?.chunks_exact(d.max(1)) {
+        encode(row, &mut data);
     }
-    Ok(Shape(vec![1.into(), past.add(n)?, heads.clone(), w.clone()]))
+    Ok(HostTensor::from_bytes(DType::I32, &shape, &data)?)
 }
 
-impl Op for KvAppendQ8 {
-    fn name(&self) -> &str {
-        "KvAppendQ8"
-    }
-
-    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (state, new) = (cx.fact(0)?, cx.fact(1)?);
-        let all = check(state, new)?;
-        match cx.opt(2) {
-            None => Ok(vec![Fact::new(DType::I32, all)]),
-            Some(places) => {
-                check_places(places, new.shape.0.get(AXIS))?;
-                Ok(vec![state.clone()])
-            }
-        }
-    }
-
-    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let (state, new) = (operand(inputs, 0)?, operand(inputs, 1)?);
-        let fact = |t: &HostTensor| Fact::new(t.dtype(), Shape::fixed(t.shape()));
-        let shape = check(&fact(state), &fact(new))?.as_fixed().unwrap_or_default();
-        let mut rows = Vec::new();
-        let d = new.shape().last().copied().unwrap_or(1).max(1);
-        for row in new.to_f32()?.chunks_exact(d) {
-            encode(row, &mut rows);
-        }
-        if let Some(places) = inputs.get(2).copied().flatten() {
-            let data = scattered(state, &rows, places, AXIS)?;
-            return Ok(vec![HostTensor::from_bytes(DType::I32, state.shape(), &data)?]);
-        }
-        let data = [state.bytes()?, &rows].concat();
-        Ok(vec![HostTensor::from_bytes(DType::I32, &shape, &data)?])
-    }
-
-    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (state, new) = (cx.shape(0)?, cx.shape(1)?);
-        let target = cx.output(0)?;
-        if !matches!(target.location, Location::State(_)) {
-            return Err(OpError::expected("result", "a state", "an activation"));
-        }
-        let (Some(d), Some(heads)) = (new.0.last().and_then(Dim::as_const), new.0.get(AXIS + 1)) else {
-            return Err(OpError::Unsupported(format!(
-                "appending {new} in 8 bits (the row size is not constant)"
-            )));
-        };
-        let rows = product(&new.0[..AXIS + 2])?;
-        let (places, live, start) = destination(cx, 2, &state.0[AXIS].mul(heads)?)?;
-        let call = Call::new(&KERNEL, ITEMS);
-        let call = match ring(cx, &state.0[AXIS], &new.0[AXIS], heads)? {
-            Some(rows) if places.is_none() => call.define("RING", rows),
-            _ => call,
-        };
-        let call = call.define("DIM", d).grid(rows.clone(), 1, 1).may_be_padded();
-        let args = Args {
-            x: cx.input(1)?,
-            places,
-            live,
-            state: target,
-            rows,
-            start,
-            heads: heads.clone(),
-        };
-        cx.emit(call, args)
-    }
-
-    fn flops(&self, sizes: &Sizes) -> u64 {
-        // Per element: the maximum, a division and a rounding.
-        sizes.input_elements(1).saturating_mul(3)
-    }
-
-    fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
-        if input == 0 {
-            0
-        } else {
-            sizes.input_elements(input)
-        }
-    }
+/// The fact of [`encoded`] rows.
+pub(crate) fn encoded_fact(rows: &Fact) -> OpResult<Fact> {
+    let last = rows.shape.0.split_last();
+    let words = last.and_then(|(d, before)| Some(Shape([before, &[words(d)?]].concat())));
+    let shape = words.ok_or_else(|| OpError::expected("rows", "[.., d] with d a multiple of 4", rows))?;
+    Ok(Fact::new(DType::I32, shape))
 }
 
-pub static DEF: OpDef = OpDef {
-    onnx: &[],
-    import: never_in_files,
-    kernels: &[&KERNEL.kernel],
-    cases,
-};
+/// Keys or values of a cache as floats, `d` for each head.
+pub(crate) fn decoded(cache: &HostTensor, d: usize) -> OpResult<Cow<'_, HostTensor>> {
+    if cache.dtype() != DType::I32 {
+        return Ok(Cow::Borrowed(cache));
+    }
+    let mut shape = cache.shape().to_vec();
+    let last = shape.last_mut();
+    let last = last.ok_or_else(|| OpError::expected("rows", "rank 4", 0))?;
+    let words = std::mem::replace(last, d);
+    let floats = HostTensor::from_f32(&shape, &decode(cache.bytes()?, words))?;
+    Ok(Cow::Owned(floats))
+}
 
-fn cases() -> Vec<Case> {
-    let past = HostTensor::zeros(DType::I32, &[1, 2, 3, 17]).map(given);
-    let places = HostTensor::from_ints(DType::I32, &[3], &[1, -1, 0]).map(given);
-    let all = past.map(|past| {
-        let append = Case::new(KvAppendQ8, vec![past.clone(), input(&[1, 2, 3, 64])]);
-        let rows = |places| Case::new(KvAppendQ8, vec![past, input(&[1, 3, 3, 64]), places]);
-        std::iter::once(append).chain(places.map(rows))
-    });
-    all.into_iter()
-        .flatten()
-        .map(|c| c.host_only("needs a state; the model tests append on every device"))
-        .collect()
+/// The shape of keys or values of a cache as floats, for these queries.
+pub(crate) fn decoded_shape(cache: &Fact, q: &Fact) -> OpResult<Shape> {
+    if cache.dtype != DType::I32 {
+        return Ok(cache.shape.clone());
+    }
+    let (Some(d), Some((w, before))) = (q.shape.0.last(), cache.shape.0.split_last()) else {
+        return Err(OpError::mismatch("queries and rows", q, cache));
+    };
+    if words(d).as_ref() != Some(w) {
+        return Err(OpError::mismatch(
+            "queries [.., d] and rows i32 [.., d / 4 + 1]",
+            q,
+            cache,
+        ));
+    }
+    Ok(Shape([before, std::slice::from_ref(d)].concat()))
 }
 
 #[cfg(test)]

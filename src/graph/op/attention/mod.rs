@@ -1,5 +1,4 @@
 pub mod attention;
-pub mod attention_q8;
 pub mod dequantize_kv;
 pub mod group_query_attention;
 pub mod kv_append;
@@ -16,11 +15,10 @@ use crate::graph::op::OpDef;
 
 pub(crate) const OPS: &[&OpDef] = &[
     &attention::DEF,
-    &attention_q8::DEF,
     &dequantize_kv::DEF,
     &group_query_attention::DEF,
     &kv_append::DEF,
-    &kv_append_q8::DEF,
+
     &linear_attention::DEF,
     &multi_head_attention::DEF,
     &paged_attention::DEF,

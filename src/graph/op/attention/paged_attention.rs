@@ -12,10 +12,9 @@
 //! / PAGE]`, where page p is the [`PAGE`] rows of the cache from `p * PAGE` on. Rows in no tile
 //! have unspecified results.
 
-use crate::graph::op::attention::{Attention, KvStorage, check};
-use crate::graph::op::attention_q8::{decoded, floats};
+use crate::graph::op::attention::{Attention, check_facts};
 use crate::graph::op::case::{Case, given, input};
-use crate::graph::op::kv_append_q8::KvAppendQ8;
+use crate::graph::op::kv_append_q8::encoded;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
 use crate::lower::LowerCx;
@@ -40,13 +39,6 @@ pub const TILE_ROWS: usize = PAGE;
 pub struct PagedAttention {
     /// Must be causal. Kernels do not read pages that lie before the windows of all rows of a tile.
     pub attention: Attention,
-}
-
-fn storage(k: DType) -> KvStorage {
-    match k {
-        DType::I32 => KvStorage::Words,
-        _ => KvStorage::Floats,
-    }
 }
 
 /// Copies the first `keys` keys of a sequence from its pages, in order.
@@ -77,11 +69,8 @@ impl Op for PagedAttention {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (q, k, v) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
-        match storage(k.dtype) {
-            KvStorage::Floats => check(&q.shape, &k.shape, &v.shape, None)?,
-            KvStorage::Words => check(&q.shape, &floats(k, q)?.shape, &floats(v, q)?.shape, None)?,
-        }
+        let q = cx.fact(0)?;
+        check_facts(q, cx.fact(1)?, cx.fact(2)?, None)?;
         let (tiles, pages) = (cx.fact(3)?, cx.fact(4)?);
         let fits =
             matches!(tiles.shape.0.as_slice(), [_, n] if n.is(num::signed(TILE))) && pages.shape.rank() == 1;
@@ -117,19 +106,11 @@ impl Op for PagedAttention {
                 end.ok_or_else(|| OpError::expected("rows of a tile", format!("up to {rows}"), first))?;
             let keys = seen.saturating_add(count - 1);
             let pages = num::part(&pages, table..)?;
-            let rows = |cache: &HostTensor| -> OpResult<HostTensor> {
-                let rows = gathered(cache, pages, keys)?;
-                match storage(rows.dtype()) {
-                    KvStorage::Floats => Ok(rows),
-                    KvStorage::Words => decoded(&rows, dim),
-                }
-            };
             let own = first * heads * dim..end * heads * dim;
             let part = num::part(&queries, own.clone())?;
             let part = HostTensor::from_floats(q.dtype(), &[1, count, heads, dim], part)?;
-            let results = self
-                .attention
-                .eval(&[Some(&part), Some(&rows(k)?), Some(&rows(v)?)])?;
+            let (k, v) = (gathered(k, pages, keys)?, gathered(v, pages, keys)?);
+            let results = self.attention.eval(&[Some(&part), Some(&k), Some(&v)])?;
             let result = results
                 .first()
                 .ok_or_else(|| OpError::expected("results", 1, 0))?;
@@ -141,8 +122,7 @@ impl Op for PagedAttention {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let stored = storage(cx.fact(1)?.dtype);
-        self.attention.emit_paged(cx, stored)
+        self.attention.emit_paged(cx)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -204,13 +184,7 @@ fn tiled(
     let pool = [1, (all + 1) * PAGE, kv_heads, dim];
     let mut cache = input(&pool);
     if q8 {
-        let empty = HostTensor::zeros(DType::I32, &[1, 0, kv_heads, dim / 4 + 1])?;
-        let made = KvAppendQ8.eval(&[Some(&empty), Some(&cache.make(7)?)])?;
-        cache = made
-            .into_iter()
-            .next()
-            .map(given)
-            .ok_or_else(|| OpError::expected("results", 1, 0))?;
+        cache = given(encoded(&cache.make(7)?)?);
     }
     let attention = Attention {
         causal: true,

@@ -1,13 +1,12 @@
-//! 8-bit KV caches: a state that only attention reads is stored as rows of 8-bit values, see
-//! [`crate::graph::op::kv_append_q8`]. Runs after the passes `kv_cache` and `attention`; states
-//! that do not qualify stay floats.
+//! 8-bit KV caches: a state that only attention reads becomes one of 8-bit rows, see
+//! [`crate::graph::op::kv_append_q8`]; its type tells its appends and attentions. Runs after the
+//! passes `kv_cache` and `attention`; states that do not qualify stay floats.
 
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
-use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::dequantize_kv::DequantizeKv;
 use crate::graph::op::kv_append::KvAppend;
-use crate::graph::op::kv_append_q8::{KvAppendQ8, words};
+use crate::graph::op::kv_append_q8::words;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
@@ -24,7 +23,6 @@ pub const KV_Q8: Pass = Pass {
 
 /// A state that can be stored in 8 bits.
 struct ByteState {
-    append: NodeId,
     past: ValueId,
     fact: Fact,
     present: ValueId,
@@ -69,7 +67,6 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         found.retain(|v, _| !kept.contains(v));
     }
-    let mut attentions = BTreeSet::new();
     let name = |v: ValueId| edit.value(v).name.clone();
     let names: Vec<String> = found.values().map(|f| name(f.past)).collect();
     // One rewrite for all caches: stopping in between would leave an attention with mixed types.
@@ -96,18 +93,6 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             }
             edit.replace_node(id, op, inputs, origin);
         }
-        let Some(node) = edit.node(f.append) else { continue };
-        let (inputs, origin) = (node.inputs.clone(), node.origin.clone());
-        edit.replace_node(f.append, Box::new(KvAppendQ8), inputs, origin);
-        attentions.extend(f.readers);
-    }
-    for id in attentions {
-        let Some(node) = edit.node(id) else { continue };
-        let Some(attention) = node.op.downcast::<Attention>().cloned() else {
-            continue;
-        };
-        let (inputs, origin) = (node.inputs.clone(), node.origin.clone());
-        edit.replace_node(id, Box::new(AttentionQ8 { attention }), inputs, origin);
     }
     Ok(())
 }
@@ -157,7 +142,6 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<ByteState
         return Err("no attention reads it".to_owned());
     }
     Ok(ByteState {
-        append,
         past: state.input,
         fact: Fact::new(DType::I32, Shape([before, &[words]].concat())),
         present: state.output,

@@ -10,7 +10,6 @@
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
-use crate::graph::op::kv_append_q8::KvAppendQ8;
 use crate::graph::op::paged_attention::{PagedAttention, TILE};
 use crate::graph::op::rotary_append::RotaryAppend;
 use crate::graph::pass::Pass;
@@ -94,17 +93,14 @@ pub(super) fn added(edit: &mut Edit<'_>, name: &str, dtype: DType, sizes: Vec<Di
 
 /// The position of the operand with places, if a node appends to caches.
 fn places_operand(node: &Node) -> Option<usize> {
-    if node.op.downcast::<KvAppend>().is_some() || node.op.downcast::<KvAppendQ8>().is_some() {
-        return Some(2);
-    }
-    node.op.downcast::<RotaryAppend>().map(|_| 7)
+    let append = node.op.downcast::<KvAppend>().map(|_| 2);
+    append.or(node.op.downcast::<RotaryAppend>().map(|_| 7))
 }
 
 /// The axis along which a node appends.
 fn append_axis(node: &Node) -> Option<usize> {
-    let float = node.op.downcast::<KvAppend>().map(|op| op.axis);
-    let rotary = node.op.downcast::<RotaryAppend>().map(|op| op.axis);
-    float.or(rotary).or(node.op.downcast::<KvAppendQ8>().map(|_| 1))
+    let append = node.op.downcast::<KvAppend>().map(|op| op.axis);
+    append.or(node.op.downcast::<RotaryAppend>().map(|op| op.axis))
 }
 
 /// Why a decoder cannot run rows of several sequences; `None` if it can.

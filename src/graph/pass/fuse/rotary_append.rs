@@ -15,7 +15,7 @@ use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 pub const ROTARY_APPEND: Pass = Pass {
     name: "rotary_append",
     does: "fuses rotary embedding and cache appends before an attention",
-    refuses: "different angles; caches with windows or along different axes",
+    refuses: "different angles; caches with windows, in 8 bits or along different axes",
     run,
 };
 
@@ -94,6 +94,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<RotaryAppend
         other => return Err(format!("its caches grow along unsupported axes {other:?}")),
     };
     let caches = [input(k, 0), input(v, 0)];
+    let floats = |v: &Option<ValueId>| v.is_some_and(|v| g.fact(v).is_ok_and(|f| f.dtype.is_float()));
+    if !caches.iter().all(floats) {
+        return Err("its caches do not hold floats".to_owned());
+    }
     let windowed = |s: &State| s.window.is_some() && caches.contains(&Some(s.input));
     if g.states().iter().any(windowed) {
         return Err("its caches have a window".to_owned());

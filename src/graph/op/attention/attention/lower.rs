@@ -1,8 +1,7 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, FEW_PAGED, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES,
-    TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
+    Args, Attention, FEW_PAGED, KERNEL, MAX_HEAD, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};
@@ -86,7 +85,8 @@ struct Node {
     many: bool,
     /// Maximum number of queries, if known.
     most: Option<i64>,
-    stored: KvStorage,
+    /// Keys and values have the form of [`super::super::kv_append_q8`].
+    q8: bool,
     /// Tiles and pages, and the number of tiles, of [`PagedAttention`].
     paged: Option<Paged>,
     /// The mask, with the strides of [`mask_strides`].
@@ -121,8 +121,8 @@ struct GroupShape {
 }
 
 impl Node {
-    /// Collects the operands of a node of `op` with keys and values stored as `stored`.
-    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: KvStorage, in_pages: bool) -> OpResult<Self> {
+    /// Collects the operands of a node of `op`.
+    fn of(op: &Attention, cx: &mut LowerCx<'_>, in_pages: bool) -> OpResult<Self> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
@@ -169,7 +169,7 @@ impl Node {
             },
             most: cx.upper_bound(queries),
             many: window.or(upper).is_none_or(|n| n > UNSPLIT),
-            stored,
+            q8: cx.fact(1)?.dtype == DType::I32,
             paged,
             mask,
             strides,
@@ -202,7 +202,7 @@ impl Node {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on; that for rows knows windows in
         // pages.
-        let floats = self.stored == KvStorage::Floats && self.ring.is_none();
+        let floats = !self.q8 && self.ring.is_none();
         let plain = floats && self.window.is_none();
         let few = match self.paged {
             Some(_) => floats && self.most.is_some_and(|most| most <= FEW_PAGED),
@@ -345,7 +345,7 @@ impl Node {
         let call = self.wide(self.cut(&cut, workgroup, self.depth(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
-            ("Q8", self.stored == KvStorage::Words),
+            ("Q8", self.q8),
             ("ROLLED", !device.fast_local),
         ];
         let set = flags.into_iter().filter(|(_, set)| *set);
@@ -377,19 +377,19 @@ impl Node {
 }
 
 impl Attention {
-    /// Emits the dispatches of a node with keys and values stored as `stored`.
-    pub(crate) fn emit(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
-        let node = Node::of(self, cx, stored, false)?;
+    /// Emits the dispatches of a node.
+    pub(super) fn emit(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let node = Node::of(self, cx, false)?;
         self.emit_node(cx, &node)
     }
 
     /// Emits the dispatch of a node of [`PagedAttention`].
-    pub(crate) fn emit_paged(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
+    pub(crate) fn emit_paged(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         if !self.causal {
             let what = "attention in pages to later keys";
             return Err(OpError::NoKernel(what.to_owned()));
         }
-        let node = Node::of(self, cx, stored, true)?;
+        let node = Node::of(self, cx, true)?;
         self.emit_node(cx, &node)
     }
 
