@@ -10,7 +10,7 @@ use super::decoder::{
     LAST_ROWS, RINGS, ROW_POOL, ROW_POSITIONS, WINDOW,
 };
 use super::fuse::{
-    ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
+    ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
     ROTARY_INTERLEAVED,
 };
 use super::integer::{INTEGER_FIXED, INTEGER_FLOAT};
@@ -219,7 +219,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             (LAST_ROWS, tail),
             (CHOSEN_ROWS, rows),
             (EPILOGUE, device),
-            (JOINT_MATMUL_E0M, device),
+            (JOINT_MATMUL, device),
             (ROTARY_APPEND, rotary_append),
             (GATE_UP, gated),
             (NORM_MATMUL, native),

@@ -3,7 +3,7 @@
 use super::*;
 use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
 use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
-use transformer_lite::unstable::graph::pass::{EPILOGUE, GATE_UP, JOINT_MATMUL_E0M, NORM_MATMUL};
+use transformer_lite::unstable::graph::pass::{EPILOGUE, GATE_UP, JOINT_MATMUL, NORM_MATMUL};
 use transformer_lite::unstable::quant::{Bits, ByGroup, Format, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
@@ -55,7 +55,7 @@ fn joint(b: &Build) -> Vec<usize> {
 fn projections_of_one_operand_are_one_node() {
     let sizes = [("s", 3)];
     let mut b = products(&[(FOUR, 64), (FOUR, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL, &sizes), 1);
     assert_eq!(joint(&b), [3]);
     assert_eq!(b.nodes(), 4);
     // More than a kernel takes are several nodes.
@@ -63,19 +63,19 @@ fn projections_of_one_operand_are_one_node() {
         &[(FOUR, 64), (FOUR, 16), (FOUR, 10), (FOUR, 8), (FOUR, 12)],
         false,
     );
-    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 2);
+    assert_eq!(b.pass(JOINT_MATMUL, &sizes), 2);
     assert_eq!(joint(&b), [3, 2]);
     // The alike among others.
     let eight = QuantizedMatMul::new(Format::new(Bits::Eight, 32));
     let mut b = products(&[(FOUR, 64), (eight, 16), (FOUR, 10)], false);
-    assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 1);
+    assert_eq!(b.pass(JOINT_MATMUL, &sizes), 1);
     assert_eq!(joint(&b), [2]);
 }
 
 #[test]
 fn projections_that_must_not_be_joined() {
     let sizes = [("s", 3)];
-    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL_E0M, &sizes), 0, "{what}");
+    let none = |mut b: Build, what: &str| assert_eq!(b.pass(JOINT_MATMUL, &sizes), 0, "{what}");
     let eight = QuantizedMatMul::new(Format::new(Bits::Eight, 32));
     none(products(&[(FOUR, 64), (eight, 64)], false), "other bits");
     let wide = QuantizedMatMul::new(Format::new(Bits::Four, 64));
@@ -116,7 +116,7 @@ fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
             b.output(z);
         }
     }
-    assert_eq!(b.pass(JOINT_MATMUL_E0M, &[("s", 3)]), 2);
+    assert_eq!(b.pass(JOINT_MATMUL, &[("s", 3)]), 2);
     assert_eq!(joint(&b), [2, 2]);
 }
 

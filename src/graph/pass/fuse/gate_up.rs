@@ -1,5 +1,6 @@
-//! Fuses a gate-up pair (SwiGLU) into one node: two matmuls of one operand with quantized weights of
-//! the same format and size, where the epilogue of one is an elementwise function of both results. Most GPUs use it for graphs whose runs have one row: their kernels for more rows
+//! Fuses a gate-up pair (SwiGLU) into one node: two matmuls of one operand with quantized weights
+//! of the same format and size, where the epilogue of one is an elementwise function of both
+//! results. Most GPUs use it for graphs whose runs have one row: their kernels for more rows
 //! compute the two matmuls in turn anyway.
 
 use crate::error::Result;
@@ -12,7 +13,7 @@ use crate::graph::{Edit, Graph, NodeId, ValueId};
 pub const GATE_UP: Pass = Pass {
     name: "gate_up",
     does: "fuses a gate-up pair of matmuls (SwiGLU)",
-    refuses: "other sizes, bits or groups; a function of more than the two",
+    refuses: "other sizes or formats; a function of more than the two",
     run,
 };
 

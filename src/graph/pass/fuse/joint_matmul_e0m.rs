@@ -1,6 +1,6 @@
 //! Fuses matmuls of one operand with quantized weights of the same format into one node, which
-//! devices mostly compute in one dispatch. Examples are query, key and value of an attention (paper,
-//! section 2.2, counts launches among the costs of a decode step).
+//! devices mostly compute in one dispatch. Examples are query, key and value of an attention
+//! (paper, section 2.2, counts launches among the costs of a decode step).
 
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
@@ -10,10 +10,10 @@ use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
 
-pub const JOINT_MATMUL_E0M: Pass = Pass {
+pub const JOINT_MATMUL: Pass = Pass {
     name: "joint_matmul_e0m",
-    does: "fuses E0M matmuls of one operand (QKV)",
-    refuses: "other bits or groups; an epilogue; float weights",
+    does: "fuses quantized matmuls of one operand (QKV)",
+    refuses: "other formats; an epilogue; float weights",
     run,
 };
 

@@ -16,7 +16,7 @@ pub use attention::ATTENTION;
 pub use elementwise::FUSE;
 pub use epilogue::EPILOGUE;
 pub use gate_up::GATE_UP;
-pub use joint_matmul_e0m::JOINT_MATMUL_E0M;
+pub use joint_matmul_e0m::JOINT_MATMUL;
 pub use norm::NORM;
 pub use norm_matmul::NORM_MATMUL;
 pub use rotary::ROTARY;
