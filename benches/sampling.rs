@@ -8,7 +8,7 @@
 mod rows;
 
 use std::time::Instant;
-use transformer_lite::unstable::llm::{BatchSequence, Candidates, LanguageModel, Steps};
+use transformer_lite::unstable::llm::{BatchSequence, Candidates, LanguageModel, StepRunner};
 
 const TOKENS: u32 = 64;
 const STREAMS: [u32; 3] = [1, 8, 32];
@@ -33,7 +33,7 @@ fn decode(mut sequence: BatchSequence, reads: Reads) {
 }
 
 /// Milliseconds of a step in which `streams` sequences decode.
-fn step(steps: &Steps, streams: u32, reads: Reads) -> f64 {
+fn step(steps: &StepRunner, streams: u32, reads: Reads) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..streams {

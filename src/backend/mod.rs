@@ -44,7 +44,7 @@ mod shared;
 pub mod special;
 #[cfg(test)]
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-mod suite;
+mod suite_tests;
 #[allow(missing_docs, reason = "internal")]
 pub mod tunable;
 pub mod validation;

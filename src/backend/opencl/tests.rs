@@ -5,7 +5,7 @@ mod recordings;
 
 use super::*;
 use crate::backend::kernel::{Arg, ByLanguage, FieldTy, Kernel as Text, Role, Ty};
-use crate::backend::suite::{
+use crate::backend::suite_tests::{
     assert_close, backend_suite, buffer, dispatch, from_bytes, plain, read, rms_norm, rms_norm_params,
     rms_norm_spec, to_bytes, values,
 };

@@ -3,7 +3,7 @@
 use super::super::kernel::{ByLanguage, FieldTy, Kernel, Role};
 use super::*;
 use crate::backend::BackendKind;
-use crate::backend::suite::{backend_suite, buffer, dispatch, plain, read, text, words};
+use crate::backend::suite_tests::{backend_suite, buffer, dispatch, plain, read, text, words};
 use crate::tensor::DType;
 use crate::testing::{carries, has_device};
 

@@ -19,7 +19,6 @@ mod import;
 mod indices;
 mod infer;
 pub mod int8;
-pub mod kv_append_q8;
 mod local_tile;
 pub mod parts;
 pub mod sizes;

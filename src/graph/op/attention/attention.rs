@@ -16,12 +16,12 @@
 
 mod lower;
 
+use crate::backend::kernel::MASK_MIN;
 use crate::graph::op::case::{Case, given, input};
 use crate::graph::op::kv_append_q8::{decoded, decoded_shape, encoded};
 use crate::graph::op::paged_attention::PagedAttention;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
-use crate::backend::kernel::{Language, MASK_MIN};
 use crate::graph::rules;
 use crate::kernels::attention::{
     Args, KERNEL, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs,

@@ -12,12 +12,14 @@
 //! `places[i]` of the state, which keeps its size; a row with a negative place is dropped. Places
 //! must be distinct.
 
-use crate::kernels::kv_append::{Args, KERNEL};
-use crate::kernels::kv_append_q8;
 use crate::graph::op::case::{Case, given, input};
 use crate::graph::op::kv_append_q8::{self as q8, is_q8};
 use crate::graph::op::sizes::Sizes;
-use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own};
+use crate::graph::op::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own,
+};
+use crate::kernels::kv_append::{Args, KERNEL};
+use crate::kernels::kv_append_q8;
 use crate::lower::{Call, Location, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, product};

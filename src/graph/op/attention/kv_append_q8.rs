@@ -1,4 +1,3 @@
-use crate::kernels::kv_append_q8::{Args, KERNEL};
 //! Keys and values in 8 bits (made by the pass `kv_q8`): the form of a cache of half the size,
 //! which [`crate::graph::op::kv_append`] writes and [`crate::graph::op::attention`] reads.
 //!
@@ -11,7 +10,6 @@ use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::borrow::Cow;
-
 
 /// Work-items per row of a head.
 pub(crate) const ITEMS: u32 = 16;

@@ -18,7 +18,6 @@ pub(crate) const OPS: &[&OpDef] = &[
     &dequantize_kv::DEF,
     &group_query_attention::DEF,
     &kv_append::DEF,
-
     &linear_attention::DEF,
     &multi_head_attention::DEF,
     &paged_attention::DEF,

@@ -1,7 +1,8 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, FEW_PAGED, KERNEL, MAX_HEAD, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
+    Args, Attention, FEW_PAGED, KERNEL, MAX_HEAD, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES,
+    TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};

@@ -21,7 +21,7 @@ use std::ops::Range;
 macro_rules! backend_suite {
     ($kind:ident $(; $($more:ident),+)?) => {
         mod suite {
-            $crate::backend::suite::backend_suite! { @tests $kind
+            $crate::backend::suite_tests::backend_suite! { @tests $kind
                 devices_are_listed_with_sane_limits
                 an_unknown_device_is_refused_with_the_known_ones
                 bytes_come_back_from_an_aligned_offset
@@ -45,7 +45,7 @@ macro_rules! backend_suite {
             fn $test() {
                 let kind = $crate::backend::BackendKind::$kind;
                 if $crate::testing::has_device(kind) {
-                    $crate::backend::suite::$test(kind);
+                    $crate::backend::suite_tests::$test(kind);
                 }
             }
         )+
