@@ -164,8 +164,9 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 /// ```
 ///
 /// The text is the path of the source files in `cl/` and `shaders/`. Its last part is the name of
-/// the kernel and of the function in the sources. An operand has a [`Role`](crate::backend::kernel::Role) and a
-/// [`Ty`](crate::backend::kernel::Ty), `Elem` by default.
+/// the kernel and of the function in the sources. An operand has a
+/// [`Role`](crate::backend::kernel::Role) and a [`Ty`](crate::backend::kernel::Ty), `Elem` by
+/// default.
 ///
 /// The macro also declares `Args`, a structure with a field for each operand and parameter.
 /// [`LowerCx::emit`](crate::lower::LowerCx::emit) takes `Args<Planned>`, a native kernel

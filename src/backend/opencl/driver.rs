@@ -3,8 +3,8 @@
 //! The safe wrappers of `opencl3` panic if a release fails, as it does on a lost device, so this
 //! module defines its own handles.
 
-/// The function `name` of the given type, of which `find` returns the address. If it is missing, the
-/// caller returns an error with its name.
+/// The function `name` of the given type, of which `find` returns the address. If it is missing,
+/// the caller returns an error with its name.
 macro_rules! load {
     ($find:ident, $device:expr, $name:literal, $type:ty) => {{
         let address = $find($device, $name)

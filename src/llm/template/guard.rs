@@ -37,8 +37,8 @@ const SHALLOW: [&str; 6] = ["|list", "|reverse", "|items", ".items", ".keys", ".
 /// Work per byte of what handles texts character by character.
 pub(super) const SLOW: u64 = 4;
 
-/// Adds the filters that count to `environment`, and removes builtins whose cost has no bound. Jinja
-/// has none of the removed filters.
+/// Adds the filters that count to `environment`, and removes builtins whose cost has no bound.
+/// Jinja has none of the removed filters.
 pub(super) fn install(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     for name in ["chain", "lines", "split", "zip"] {
         environment.remove_filter(name);

@@ -1,6 +1,6 @@
-//! Decodes 8-bit cache rows to floats (own domain, made by the pass `kv_q8`): operand
-//! `i32 [.., d / 4 + 1]`, see [`crate::graph::op::kv_append_q8`]; the result is `[.., d]`. It serves nodes
-//! that read only the shape of a cache, so nothing is computed on devices; the host can compute the
+//! Decodes 8-bit cache rows to floats (own domain, made by the pass `kv_q8`): operand `i32 [.., d /
+//! 4 + 1]`, see [`crate::graph::op::kv_append_q8`]; the result is `[.., d]`. It serves nodes that
+//! read only the shape of a cache, so nothing is computed on devices; the host can compute the
 //! data.
 
 use crate::graph::op::case::{Case, given};

@@ -1,9 +1,9 @@
-//! [`crate::graph::op::attention`] of rows of several sequences, whose keys and values share a cache in pages
-//! (own domain, made by the pass `rows`).
+//! [`crate::graph::op::attention`] of rows of several sequences, whose keys and values share a
+//! cache in pages (own domain, made by the pass `rows`).
 //!
 //! Operands: q `[1, rows, heads, d]`; k and v `[1, pool, kv_heads, d]`, or 8-bit rows of
-//! [`crate::graph::op::kv_append_q8`]; tiles, integers `[tiles, 4]`; pages, integers `[n]`. The result is
-//! `[1, rows, heads, d]`.
+//! [`crate::graph::op::kv_append_q8`]; tiles, integers `[tiles, 4]`; pages, integers `[n]`. The
+//! result is `[1, rows, heads, d]`.
 //!
 //! A *tile* is up to [`TILE_ROWS`] consecutive rows of one sequence. Its four integers are: the
 //! first row; the number of rows (0 for an unused tile); the index `t` in `pages` where the page

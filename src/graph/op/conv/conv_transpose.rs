@@ -1,4 +1,5 @@
-//! Transposed convolution: the gradient of [`Conv`](crate::graph::op::conv::Conv) with respect to its input.
+//! Transposed convolution: the gradient of [`Conv`](crate::graph::op::conv::Conv) with respect to
+//! its input.
 //!
 //! ONNX `ConvTranspose` from opset 1 (11 and 22 change only documentation and types):
 //! `x [n, c, ..]`, `w [c, m / group, kernel..]`, optional `bias [m]`. A result size is

@@ -7,8 +7,8 @@
 //! Opsets from 6 on. Before opset 7, an attribute states the axis that the second operand is
 //! aligned with; from 7 on, broadcasting is multidirectional. `Cast` to and from strings is not
 //! supported; casts to 8-bit and 4-bit floats are a separate operator,
-//! [`CastMini`](crate::graph::op::cast_like::CastMini). `f64` elements are computed in `f64`, narrower floats
-//! in `f32`.
+//! [`CastMini`](crate::graph::op::cast_like::CastMini). `f64` elements are computed in `f64`,
+//! narrower floats in `f32`.
 
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::sizes::Sizes;

@@ -1,5 +1,5 @@
-//! Makes matmuls with quantized weights quantize their activations ([`QuantizedMatMul::activations`]). Runs
-//! before the passes that fuse matmuls.
+//! Makes matmuls with quantized weights quantize their activations
+//! ([`QuantizedMatMul::activations`]). Runs before the passes that fuse matmuls.
 
 use crate::error::Result;
 use crate::graph::op::matmul_e0m::{ActivationType, QuantizedMatMul};
