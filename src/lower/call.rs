@@ -228,6 +228,15 @@ impl<A> Call<A> {
         self
     }
 
+    /// Selects a form of the kernel by its define, if it has one ([`forms!`](crate::forms)).
+    #[must_use]
+    pub fn form(self, define: Option<&'static str>) -> Self {
+        match define {
+            Some(name) => self.define(name, 1),
+            None => self,
+        }
+    }
+
     /// Whether this numeric constant is set.
     pub fn is_defined(&self, name: &str) -> bool {
         self.dispatch.defines.contains_key(name)

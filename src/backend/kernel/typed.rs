@@ -327,3 +327,45 @@ macro_rules! kernel {
     (@read I32 $stage:ident, $word:expr) => { $stage::to_i32($word) };
     (@read F32 $stage:ident, $word:expr) => { $stage::to_f32($word) };
 }
+
+/// Declares forms of a kernel that exclude one another, each with the define that selects it. The
+/// first needs none:
+///
+/// ```ignore
+/// forms! {
+///     pub enum Form { Plain, Log = "LOG", Hard = "HARDMAX" }
+/// }
+/// ```
+#[macro_export]
+macro_rules! forms {
+    (
+        $(#[$meta:meta])* pub enum $name:ident { $plain:ident, $($form:ident = $define:literal),+ $(,)? }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "the names say what the kernel computes")]
+        pub enum $name {
+            $plain,
+            $($form),+
+        }
+
+        impl $name {
+            /// The define that selects the form, for [`Call::form`](crate::lower::Call::form).
+            pub fn define(self) -> Option<&'static str> {
+                match self {
+                    Self::$plain => None,
+                    $(Self::$form => Some($define),)+
+                }
+            }
+
+            /// The form that a spec selects.
+            #[allow(dead_code, reason = "native kernels read it, in builds that have them")]
+            pub fn of(spec: &$crate::unstable::backend::kernel::KernelSpec) -> Self {
+                $(if spec.defines.contains_key($define) {
+                    return Self::$form;
+                })+
+                Self::$plain
+            }
+        }
+    };
+}

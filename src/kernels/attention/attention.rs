@@ -12,6 +12,19 @@ pub const TENSOR_CORE_NEEDS: (u32, u32) = (128, 46 << 10);
 /// Work-items per work-group of the kernel for one row.
 pub const ROW_ITEMS: u32 = 256;
 
+/// Elements of a head.
+pub const DIM: &str = "DIM";
+/// Keys and values have 8 bits.
+pub const Q8: &str = "Q8";
+/// Each query sees the keys up to its own position.
+pub const CAUSAL: &str = "CAUSAL";
+/// Scores are limited by `softcap`.
+pub const CAPPED: &str = "CAPPED";
+/// Number of last keys that a query sees.
+pub const WINDOW: &str = "WINDOW";
+/// Capacity of a cache that wraps.
+pub const RING: &str = "RING";
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/attention" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;

@@ -3,6 +3,11 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
+/// Elements of a head.
+pub const DIM: &str = "DIM";
+/// Capacity of a cache that wraps.
+pub const RING: &str = "RING";
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/kv_append_q8" {
         rows, start, heads: U32

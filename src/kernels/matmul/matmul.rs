@@ -5,6 +5,9 @@ pub mod cpu;
 #[cfg(feature = "cpu")]
 pub mod cpu_panels;
 
+/// The right operand is transposed.
+pub const TRANS_B: &str = "TRANS_B";
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "matmul/matmul" {
         m, n, k, b_stride, y_stride, column, n1, n2, a0, a1, a2, b0, b1, b2, batches: U32

@@ -3,6 +3,9 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
+/// Number of indices of a place, if it has several.
+pub const TUPLE: &str = "TUPLE";
+
 crate::kernel! {
     /// Gathers the elements that indices point to.
     pub static KERNEL: TypedKernel<Args> = "movement/gather_places" {

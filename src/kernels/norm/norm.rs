@@ -6,6 +6,11 @@ pub mod cpu;
 /// Work-items per work-group of [`ROW`].
 pub const ROW_ITEMS: u32 = 256;
 
+/// Subtracts the mean.
+pub const CENTER: &str = "CENTER";
+/// Each column has a scale.
+pub const BY_COLUMN: &str = "BY_COLUMN";
+
 crate::kernel! {
     /// Kernel for all normalizations of rows.
     pub static KERNEL: TypedKernel<Args> = "norm/norm" {

@@ -20,6 +20,7 @@ use crate::graph::op::{
 };
 use crate::kernels::kv_append::{Args, KERNEL};
 use crate::kernels::kv_append_q8;
+use crate::kernels::kv_append_q8::{DIM, RING};
 use crate::lower::{Call, Location, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, product};
@@ -99,7 +100,7 @@ impl Op for KvAppend {
                 )));
             };
             let (places, live, start) = destination(cx, 2, &past.mul(heads)?)?;
-            let call = Call::new(&kv_append_q8::KERNEL, q8::ITEMS).define("DIM", dim);
+            let call = Call::new(&kv_append_q8::KERNEL, q8::ITEMS).define(DIM, dim);
             let call = wrapping(cx, call, [past, rows, heads], places)?;
             let rows = rows.mul(heads)?;
             let args = kv_append_q8::Args {
@@ -209,7 +210,7 @@ fn wrapping<A>(
         )));
     };
     Ok(match places {
-        None => call.define("RING", capacity),
+        None => call.define(RING, capacity),
         Some(_) => call,
     })
 }

@@ -9,7 +9,7 @@
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::kernels::rotary::{Args, KERNEL};
+use crate::kernels::rotary::{Args, KERNEL, NEIGHBOURS};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -103,7 +103,7 @@ impl Op for Rotary {
         let count = x.count()?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         if self.pairs == Pairs::Neighbours {
-            call = call.define("NEIGHBOURS", 1);
+            call = call.define(NEIGHBOURS, 1);
         }
         let args = Args {
             x: cx.input(0)?,

@@ -13,6 +13,7 @@ use crate::graph::op::kv_append::{KvAppend, destination};
 use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
+use crate::kernels::rotary::NEIGHBOURS;
 use crate::kernels::rotary_append::{Args, KERNEL};
 use crate::lower::{Call, Location, LowerCx};
 use crate::num;
@@ -88,7 +89,7 @@ impl Op for RotaryAppend {
         let (places, live, start) = destination(cx, 7, &rows.mul(&row)?)?;
         let mut call = Call::new(&KERNEL, 64);
         if self.pairs == Pairs::Neighbours {
-            call = call.define("NEIGHBOURS", 1);
+            call = call.define(NEIGHBOURS, 1);
         }
         let args = Args {
             q: cx.input(0)?,

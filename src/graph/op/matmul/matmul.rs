@@ -15,7 +15,7 @@ use crate::graph::op::{
     pointwise,
 };
 use crate::graph::{ValueId, rules};
-use crate::kernels::matmul::{Args, KERNEL, PANELS, PanelArgs, TILED};
+use crate::kernels::matmul::{Args, KERNEL, PANELS, PanelArgs, TILED, TRANS_B};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota::{self, Exceeded};
@@ -253,7 +253,7 @@ impl Op for MatMul {
                 MatrixForm::Plain => matmul.plain(cx)?,
             };
             if transposed {
-                call = call.define("TRANS_B", 1);
+                call = call.define(TRANS_B, 1);
                 if call.is_defined("BY4") {
                     call = call.reads_vec4(Args::b);
                 }

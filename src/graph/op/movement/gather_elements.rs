@@ -8,7 +8,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, indices, onnx, operand, strides,
     transpose,
 };
-use crate::kernels::gather_places::{Args, KERNEL};
+use crate::kernels::gather_places::{Args, KERNEL, TUPLE};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -107,7 +107,7 @@ impl Places {
         }
         let call = Call::new(kernel, 64).grid(self.count.ceil_div(each * 64)?, 1, 1);
         let call = match self.tuple {
-            Some(n) => call.define("TUPLE", num::signed(n)),
+            Some(n) => call.define(TUPLE, num::signed(n)),
             None => call,
         };
         let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(1), |(n, _)| n.clone());

@@ -7,22 +7,12 @@ use crate::graph::op::case::{Case, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides, window,
 };
+pub use crate::kernels::pad::Mode;
 use crate::kernels::pad::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
-
-/// Contents of the padding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Constant,
-    Edge,
-    /// The elements mirrored at the border element, which is not repeated.
-    Reflect,
-    /// The elements from the other end.
-    Wrap,
-}
 
 /// Operands: the tensor; pads before all axes, then after all axes; a value; axes.
 #[derive(Clone, Debug, PartialEq)]
@@ -247,12 +237,7 @@ impl Op for Pad {
         let [n0, n1, n2, n3] = std::array::from_fn(|i| part(i, |l| &l.0, 1));
         let [m0, m1, m2, m3, m4] = std::array::from_fn(|i| part(i, |l| &l.1, 1));
         let [b0, b1, b2, b3, b4] = std::array::from_fn(|i| part(i, |l| &l.2, 0));
-        call = match self.mode {
-            Mode::Constant => call,
-            Mode::Edge => call.define("EDGE", 1),
-            Mode::Reflect => call.define("REFLECT", 1),
-            Mode::Wrap => call.define("WRAP", 1),
-        };
+        call = call.form(self.mode.define());
         let value = if cx.has(2) { Some(cx.input(2)?) } else { None };
         let (x, fill) = (from, self.value);
         #[rustfmt::skip]

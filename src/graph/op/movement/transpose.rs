@@ -7,7 +7,7 @@ use crate::graph::op::case::{Case, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
-use crate::kernels::strided::{Args, KERNEL};
+use crate::kernels::strided::{Args, KERNEL, RANK};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -78,7 +78,7 @@ pub(crate) fn emit_copy(
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
-        .define("RANK", num::signed(joined.len().max(1)))
+        .define(RANK, num::signed(joined.len().max(1)))
         .grid(count.ceil_div(2 * 64)?, 1, 1);
     if start.padded {
         call = call.may_be_padded();

@@ -3,7 +3,7 @@
 
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
-use crate::kernels::trilu::{Args, KERNEL};
+use crate::kernels::trilu::{Args, KERNEL, UPPER};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact};
@@ -69,7 +69,7 @@ impl Op for Trilu {
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .may_work_in_place();
         if self.upper {
-            call = call.define("UPPER", 1);
+            call = call.define(UPPER, 1);
         }
         let args = Args {
             x: cx.input(0)?,

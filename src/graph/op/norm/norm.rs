@@ -15,7 +15,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise,
 };
 use crate::graph::{ValueId, rules};
-use crate::kernels::norm::{Args, KERNEL, ROW, ROW_ITEMS, RowArgs};
+use crate::kernels::norm::{Args, BY_COLUMN, CENTER, KERNEL, ROW, ROW_ITEMS, RowArgs};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
@@ -100,13 +100,13 @@ pub(crate) fn emit_to(
     let one = Dim::from(1);
     let (sets, per, run) = match &rows.place {
         ScaleIndex::Column => {
-            call = call.define("BY_COLUMN", 1);
+            call = call.define(BY_COLUMN, 1);
             (&one, cols, &one)
         }
         ScaleIndex::Set { sets, per, run } => (sets, per, run),
     };
     if rows.center {
-        call = call.define("CENTER", 1);
+        call = call.define(CENTER, 1);
     }
     let [scale, bias, mean, variance] = others;
     let args = Args {

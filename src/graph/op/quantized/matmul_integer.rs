@@ -15,7 +15,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room,
 };
 use crate::graph::{ValueId, rules};
-use crate::kernels::matmul_integer::{Args, KERNEL};
+use crate::kernels::matmul_integer::{Args, KERNEL, SIGNED};
 use crate::lower::{Call, LowerCx, Pack, Planned};
 use crate::num;
 use crate::quota;
@@ -145,7 +145,7 @@ fn by_bytes(rows: &Dim, n: &Dim, signed: bool) -> OpResult<Call<Args>> {
     let tile = if rows.is(1) { 1 } else { ROWS };
     let mut call = Call::new(&KERNEL, 64).define("ROWS", tile);
     if signed {
-        call = call.define("SIGNED", 1);
+        call = call.define(SIGNED, 1);
     }
     Ok(call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1))
 }

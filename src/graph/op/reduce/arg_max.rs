@@ -10,7 +10,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
 };
-use crate::kernels::arg_max::{Args, KERNEL};
+use crate::kernels::arg_max::{Args, FLOATS, KERNEL, SMALLEST};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -106,9 +106,9 @@ impl Op for ArgMax {
         let count = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         for (name, set) in [
-            ("SMALLEST", self.min),
-            ("LAST", self.last),
-            ("FLOATS", cx.fact(0)?.dtype.is_float()),
+            (SMALLEST, self.min),
+            (crate::kernels::arg_max::LAST, self.last),
+            (FLOATS, cx.fact(0)?.dtype.is_float()),
         ] {
             call = if set { call.define(name, 1) } else { call };
         }

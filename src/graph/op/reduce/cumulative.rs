@@ -9,7 +9,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, reduce, split_at,
 };
-use crate::kernels::cumulative::{Args, KERNEL};
+use crate::kernels::cumulative::{Args, EXCLUSIVE, KERNEL, REVERSE};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
@@ -137,9 +137,9 @@ impl Op for Cumulative {
         let lines = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64).grid(lines.ceil_div(64)?, 1, 1);
         for (name, set) in [
-            ("PRODUCT", self.product),
-            ("EXCLUSIVE", self.exclusive),
-            ("REVERSE", self.reverse),
+            (crate::kernels::cumulative::PRODUCT, self.product),
+            (EXCLUSIVE, self.exclusive),
+            (REVERSE, self.reverse),
         ] {
             call = if set { call.define(name, 1) } else { call };
         }

@@ -6,6 +6,7 @@
 use crate::graph::op::case::{Case, MASKED, input};
 use crate::graph::op::softmax::{self, eval_rows, infer_rows};
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx};
+use crate::kernels::softmax::Form;
 use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
@@ -51,7 +52,7 @@ impl Op for LogSoftmax {
             cx,
             self.axis,
             self.flatten,
-            Some(if self.hard { "HARDMAX" } else { "LOG" }),
+            if self.hard { Form::Hard } else { Form::Log },
         )
     }
 }

@@ -12,7 +12,7 @@ use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, pointwise, transpose,
 };
-use crate::kernels::reduce::{Args, KERNEL};
+use crate::kernels::reduce::{self, Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, Shape, product};
@@ -332,23 +332,23 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
             x.dtype
         )));
     }
-    // Numbers of the kernel: how it maps, joins and finishes.
+    use reduce::{Finish, Join, Map};
     let (map, join, finish) = match kind {
-        Kind::Sum => (0, 0, 0),
-        Kind::Mean => (0, 0, 1),
-        Kind::Max => (0, 1, 0),
-        Kind::Min => (0, 2, 0),
-        Kind::Prod => (0, 3, 0),
-        Kind::L1 => (1, 0, 0),
-        Kind::L2 => (2, 0, 2),
-        Kind::LogSum => (0, 0, 3),
-        Kind::LogSumExp => (3, 0, 3),
-        Kind::SumSquare => (2, 0, 0),
+        Kind::Sum => (Map::Same, Join::Sum, Finish::Same),
+        Kind::Mean => (Map::Same, Join::Sum, Finish::Mean),
+        Kind::Max => (Map::Same, Join::Largest, Finish::Same),
+        Kind::Min => (Map::Same, Join::Smallest, Finish::Same),
+        Kind::Prod => (Map::Same, Join::Product, Finish::Same),
+        Kind::L1 => (Map::Absolute, Join::Sum, Finish::Same),
+        Kind::L2 => (Map::Squared, Join::Sum, Finish::Root),
+        Kind::LogSum => (Map::Same, Join::Sum, Finish::Logarithm),
+        Kind::LogSumExp => (Map::Exponential, Join::Sum, Finish::Logarithm),
+        Kind::SumSquare => (Map::Squared, Join::Sum, Finish::Same),
     };
     let mut call = Call::new(&KERNEL, 64)
-        .define("MAP", map)
-        .define("JOIN", join)
-        .define("FINISH", finish);
+        .define(reduce::MAP, map as i64)
+        .define(reduce::JOIN, join as i64)
+        .define(reduce::FINISH, finish as i64);
     call = if flat { call.define("FLAT", 1) } else { call };
     call = if reduced.len() <= 1 {
         call.define("ONE_AXIS", 1)

@@ -7,7 +7,7 @@ use crate::graph::op::case::{Case, MASKED, input};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
-use crate::kernels::softmax::{Args, INNER, InnerArgs, LAST};
+use crate::kernels::softmax::{Args, Form, INNER, InnerArgs, LAST};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
@@ -76,12 +76,12 @@ impl Op for Softmax {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        emit(cx, self.axis, self.flatten, None)
+        emit(cx, self.axis, self.flatten, Form::Plain)
     }
 }
 
 /// Emits softmax, or a variant of it: `LOG` or `HARD`.
-pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'static str>) -> OpResult<()> {
+pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Form) -> OpResult<()> {
     let shape = cx.shape(0)?;
     let a = axis(at, shape.rank())?;
     let (outer, cols, inner) = if flatten {
@@ -89,7 +89,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     } else {
         split_at(&shape, a)?
     };
-    if inner.is(1) && form != Some("HARDMAX") {
+    if inner.is(1) && form != Form::Hard {
         let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() {
             1
         } else {
@@ -98,9 +98,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         let call = Call::new(&LAST, 64)
             .define("ROWS", tile)
             .grid(outer.ceil_div(tile)?, 1, 1);
-        let call = form
-            .into_iter()
-            .fold(call.may_work_in_place(), |c, f| c.define(f, 1));
+        let call = call.may_work_in_place().form(form.define());
         let (x, y, rows) = (cx.input(0)?, cx.output(0)?, outer);
         return cx.emit(call, Args { x, y, rows, cols });
     }
@@ -111,7 +109,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     }
     let groups = outer.mul(&inner.ceil_div(2)?)?.ceil_div(64)?;
     let call = Call::new(&INNER, 64).define("RUN", 2).grid(groups, 1, 1);
-    let call = form.into_iter().fold(call, |c, f| c.define(f, 1));
+    let call = call.form(form.define());
     let args = InnerArgs {
         x: cx.input(0)?,
         y: cx.output(0)?,

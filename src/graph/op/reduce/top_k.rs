@@ -10,7 +10,7 @@ use crate::graph::op::types::Types;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
-use crate::kernels::top_k::{Args, KERNEL};
+use crate::kernels::top_k::{Args, FLOATS, KERNEL, LARGEST};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::Fact;
@@ -140,7 +140,7 @@ impl Op for TopK {
         let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(64)?, 1, 1);
         let floats = cx.fact(0)?.dtype.is_float();
-        for (name, set) in [("LARGEST", self.largest), ("FLOATS", floats)] {
+        for (name, set) in [(LARGEST, self.largest), (FLOATS, floats)] {
             call = if set { call.define(name, 1) } else { call };
         }
         let args = Args {

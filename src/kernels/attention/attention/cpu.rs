@@ -378,9 +378,9 @@ impl Kernel for Attention {
                 .filter(|n| *n > 0)
         };
         let has = |name| spec.defines.contains_key(name);
-        let dim = number("DIM").filter(|d| d.is_multiple_of(2))?;
+        let dim = number(super::DIM).filter(|d| d.is_multiple_of(2))?;
         let stored = |i| match dtype(spec, i) {
-            _ if has("Q8") => dim.is_multiple_of(4).then_some(Stored::Bytes),
+            _ if has(super::Q8) => dim.is_multiple_of(4).then_some(Stored::Bytes),
             Some(DType::F32) => Some(Stored::Floats),
             Some(DType::F16) => Some(Stored::Halves),
             Some(DType::I32 | DType::U32) => dim.is_multiple_of(4).then_some(Stored::Bytes),
@@ -389,10 +389,10 @@ impl Kernel for Attention {
         Some(Self {
             isa,
             dim,
-            causal: has("CAUSAL"),
-            capped: has("CAPPED"),
-            window: number("WINDOW"),
-            ring: number("RING"),
+            causal: has(super::CAUSAL),
+            capped: has(super::CAPPED),
+            window: number(super::WINDOW),
+            ring: number(super::RING),
             stored: [stored(1)?, stored(2)?],
             partials: Partials::default(),
         })

@@ -35,11 +35,11 @@ impl Kernel for KvAppendQ8 {
                 .and_then(|n| usize::try_from(*n).ok())
                 .filter(|n| *n > 0)
         };
-        let dim = number("DIM").filter(|d| d.is_multiple_of(4))?;
+        let dim = number(super::DIM).filter(|d| d.is_multiple_of(4))?;
         Some(Self {
             isa,
             dim,
-            ring: number("RING"),
+            ring: number(super::RING),
         })
     }
 

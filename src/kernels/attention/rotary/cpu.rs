@@ -51,7 +51,7 @@ impl Kernel for Rotary {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         Some(Self {
             isa,
-            neighbors: spec.defines.contains_key("NEIGHBOURS"),
+            neighbors: spec.defines.contains_key(super::NEIGHBOURS),
         })
     }
 
@@ -232,7 +232,7 @@ pub(crate) mod tests {
                 &sine,
             );
             let spec = spec(
-                if neighbors { &[("NEIGHBOURS", 1)] } else { &[] },
+                if neighbors { &[(super::NEIGHBOURS, 1)] } else { &[] },
                 &[Some(DType::F32); 4],
             );
             for (isa, epilogue) in Isa::supported().flat_map(|i| [(i, false), (i, true)]) {

@@ -47,7 +47,7 @@ impl Kernel for RotaryAppend {
         let halves = [has_halves(dtype(spec, 8))?, has_halves(dtype(spec, 9))?];
         Some(Self {
             isa,
-            neighbors: spec.defines.contains_key("NEIGHBOURS"),
+            neighbors: spec.defines.contains_key(crate::kernels::rotary::NEIGHBOURS),
             halves,
         })
     }

@@ -44,7 +44,7 @@ impl Kernel for MatMul {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let b = dtype(spec, 1)?;
-        let trans_b = spec.defines.get("TRANS_B").is_some_and(|v| *v != 0);
+        let trans_b = spec.defines.get(super::TRANS_B).is_some_and(|v| *v != 0);
         (dtype(spec, 0)? == DType::F32 && b.is_float()).then_some(Self { isa, b, trans_b })
     }
 

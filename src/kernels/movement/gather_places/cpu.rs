@@ -22,7 +22,7 @@ impl Addressing {
         if dtype(spec, 1)?.is_float() {
             return None;
         }
-        match spec.defines.get("TUPLE") {
+        match spec.defines.get(super::TUPLE) {
             None => Some(Self::Along),
             Some(n) => usize::try_from(*n).ok().filter(|n| *n <= 4).map(Self::Tuple),
         }

@@ -5,15 +5,8 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, Word, first_word, pieces};
 
+use super::Mode;
 type Args = super::Args<Bound>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Constant,
-    Edge,
-    Reflect,
-    Wrap,
-}
 
 impl Mode {
     /// The element of an axis of `n` elements that is shown at `i`; `None` for the padding value.
@@ -146,19 +139,11 @@ impl Kernel for Pad {
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;
-        let modes = [
-            ("EDGE", Mode::Edge),
-            ("REFLECT", Mode::Reflect),
-            ("WRAP", Mode::Wrap),
-        ];
-        let mode = modes
-            .into_iter()
-            .find(|(name, _)| spec.defines.contains_key(name));
         Some(Self {
             elem,
             halves: elem.halves(spec, 0)?,
             value_halves: elem.halves(spec, 1)?,
-            mode: mode.map_or(Mode::Constant, |(_, mode)| mode),
+            mode: Mode::of(spec),
         })
     }
 

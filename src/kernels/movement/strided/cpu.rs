@@ -456,7 +456,7 @@ impl Kernel for Strided {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;
-        let rank = spec.defines.get("RANK").copied().unwrap_or(1);
+        let rank = spec.defines.get(super::RANK).copied().unwrap_or(1);
         let rank = usize::try_from(rank)
             .ok()
             .filter(|r| (1..=MAX_RANK).contains(r))?;

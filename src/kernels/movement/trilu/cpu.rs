@@ -26,7 +26,7 @@ impl Kernel for Trilu {
             return None;
         }
         Some(Self {
-            upper: spec.defines.contains_key("UPPER"),
+            upper: spec.defines.contains_key(super::UPPER),
             words: if y { 2 } else { 1 },
         })
     }

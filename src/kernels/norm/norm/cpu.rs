@@ -29,8 +29,8 @@ impl Kernel for Norm {
         let has = |name| spec.defines.contains_key(name);
         Some(Self {
             isa,
-            center: has("CENTER"),
-            by_column: has("BY_COLUMN"),
+            center: has(super::CENTER),
+            by_column: has(super::BY_COLUMN),
         })
     }
 

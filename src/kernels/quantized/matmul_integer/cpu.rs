@@ -312,7 +312,7 @@ impl Kernel for MatMulInteger {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let ints = (0..6).all(|i| !dtype(spec, i).is_some_and(DType::is_float));
         let has_b = dtype(spec, 1).is_some() || dtype(spec, 2).is_some();
-        let signed = spec.defines.contains_key("SIGNED");
+        let signed = spec.defines.contains_key(super::SIGNED);
         (ints && has_b).then_some(Self { isa, signed })
     }
 

@@ -301,12 +301,12 @@ impl Kernel for ArgMax {
             other if other.is_float() => return None,
             _ => false,
         };
-        let fits = Elem::of(spec, 1)? == Elem::Int && floats == has("FLOATS");
+        let fits = Elem::of(spec, 1)? == Elem::Int && floats == has(super::FLOATS);
         fits.then(|| Self {
             isa,
             floats,
-            smallest: has("SMALLEST"),
-            last: has("LAST"),
+            smallest: has(super::SMALLEST),
+            last: has(super::LAST),
         })
     }
 

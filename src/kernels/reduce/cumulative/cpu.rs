@@ -98,9 +98,9 @@ impl Kernel for Cumulative {
         (!elem.halves(spec, 0)?).then(|| Self {
             elem,
             longs,
-            product: has("PRODUCT"),
-            exclusive: has("EXCLUSIVE"),
-            reverse: has("REVERSE"),
+            product: has(super::PRODUCT),
+            exclusive: has(super::EXCLUSIVE),
+            reverse: has(super::REVERSE),
         })
     }
 

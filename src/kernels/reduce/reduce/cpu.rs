@@ -8,35 +8,8 @@ use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, merged, pieces};
 use crate::tensor::DType;
 use bytemuck::Pod;
 
+use super::{Finish, Join, Map};
 type Args = super::Args<Bound>;
-
-/// The function that is applied to each element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Map {
-    Same,
-    Absolute,
-    Squared,
-    /// `exp(x - max)`; max is added at the end.
-    Exponential,
-}
-
-/// How elements are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Join {
-    Sum,
-    Largest,
-    Smallest,
-    Product,
-}
-
-/// The function that is applied to the combined elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finish {
-    Same,
-    Mean,
-    Root,
-    Logarithm,
-}
 
 /// Combines the elements of each row r into `y[r]`.
 pub struct Reduce {
@@ -609,9 +582,9 @@ impl Kernel for Reduce {
         let elem = Elem::of(spec, 1)?;
         let longs = [0, 1].map(|i| dtype(spec, i) == Some(DType::I64));
         let number = |name| usize::try_from(spec.defines.get(name).copied().unwrap_or(0)).ok();
-        let map = *[Map::Same, Map::Absolute, Map::Squared, Map::Exponential].get(number("MAP")?)?;
-        let join = *[Join::Sum, Join::Largest, Join::Smallest, Join::Product].get(number("JOIN")?)?;
-        let finish = *[Finish::Same, Finish::Mean, Finish::Root, Finish::Logarithm].get(number("FINISH")?)?;
+        let map = *Map::ALL.get(number(super::MAP)?)?;
+        let join = *Join::ALL.get(number(super::JOIN)?)?;
+        let finish = *Finish::ALL.get(number(super::FINISH)?)?;
         let of_ints = map != Map::Exponential && finish == Finish::Same;
         if longs == [true, false]
             || elem.halves(spec, 0)?

@@ -6,6 +6,7 @@ use crate::backend::cpu::simd::{self, Job, Simd, exp, load_part, store_part};
 use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
+use super::Form;
 type Args = super::Args<Bound>;
 
 /// The kernel `softmax`.
@@ -20,7 +21,7 @@ impl Kernel for Softmax {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         Some(Self {
             isa,
-            log: spec.defines.contains_key("LOG"),
+            log: Form::of(spec) == Form::Log,
         })
     }
 

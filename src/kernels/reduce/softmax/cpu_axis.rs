@@ -8,34 +8,23 @@ use crate::backend::kernel::KernelSpec;
 use crate::kernels::softmax::cpu::positive;
 use std::ops::Range;
 
+use super::Form;
 type Args = super::InnerArgs<Bound>;
 
 /// Neighbouring rows that are computed at once; a multiple of the lanes of all sets.
 const WIDTH: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Plain,
-    Log,
-    Hard,
-}
-
 /// The kernel `softmax_axis`.
 pub struct SoftmaxAxis {
     isa: Isa,
-    form: Mode,
+    form: Form,
 }
 
 impl Kernel for SoftmaxAxis {
     type Signature = super::InnerArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let has = |name| spec.defines.contains_key(name);
-        let form = match (has("LOG"), has("HARDMAX")) {
-            (_, true) => Mode::Hard,
-            (true, _) => Mode::Log,
-            _ => Mode::Plain,
-        };
+        let form = Form::of(spec);
         Some(Self { isa, form })
     }
 
@@ -72,7 +61,7 @@ struct Units<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
     units: Range<usize>,
-    form: Mode,
+    form: Form,
     scratch: &'a mut Scratch,
 }
 
@@ -121,7 +110,7 @@ impl Job for Units<'_, '_> {
 }
 
 #[inline(always)]
-unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, form: Mode) -> RowStats {
+unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, form: Form) -> RowStats {
     let mut found = RowStats {
         top: [f32::NEG_INFINITY; WIDTH],
         place: [0; WIDTH],
@@ -133,14 +122,14 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
             for i in 0..width {
                 let v = *x.add(c * inner + i);
                 // Of all the largest, NaN is the first.
-                let odd = form == Mode::Hard && v.is_nan() && !found.top[i].is_nan();
+                let odd = form == Form::Hard && v.is_nan() && !found.top[i].is_nan();
                 if v > found.top[i] || odd {
                     found.top[i] = v;
                     found.place[i] = c as u32;
                 }
             }
         }
-        if form == Mode::Hard {
+        if form == Form::Hard {
             return found;
         }
         for c in 0..cols {
@@ -157,7 +146,7 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
         }
         for sum in &mut found.sum {
             let total = positive(*sum);
-            *sum = if form == Mode::Log {
+            *sum = if form == Form::Log {
                 total.ln()
             } else {
                 1.0 / total
@@ -169,31 +158,31 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
 
 /// Turns elements `c` of the rows into results.
 #[inline(always)]
-unsafe fn results<S: Simd>(line: &mut [f32; WIDTH], found: &RowStats, c: usize, form: Mode) {
+unsafe fn results<S: Simd>(line: &mut [f32; WIDTH], found: &RowStats, c: usize, form: Form) {
     // SAFETY: all arrays have `WIDTH` elements, a multiple of the lanes.
     unsafe {
         for i in (0..WIDTH).step_by(S::LANES) {
             let at = line.as_mut_ptr().add(i);
             let v = S::sub(S::load(at), S::load(found.top.as_ptr().add(i)));
             match form {
-                Mode::Hard => {
+                Form::Hard => {
                     for (y, place) in line.iter_mut().zip(found.place).skip(i).take(S::LANES) {
                         *y = f32::from(u8::from(place as usize == c));
                     }
                 }
-                Mode::Log => S::store(at, S::sub(v, S::load(found.sum.as_ptr().add(i)))),
-                Mode::Plain => S::store(at, S::mul(exp::<S>(v), S::load(found.sum.as_ptr().add(i)))),
+                Form::Log => S::store(at, S::sub(v, S::load(found.sum.as_ptr().add(i)))),
+                Form::Plain => S::store(at, S::mul(exp::<S>(v), S::load(found.sum.as_ptr().add(i)))),
             }
         }
     }
 }
 
 /// The result of element `c` of row `i`.
-fn one(v: f32, found: &RowStats, i: usize, c: usize, form: Mode) -> f32 {
+fn one(v: f32, found: &RowStats, i: usize, c: usize, form: Form) -> f32 {
     match form {
-        Mode::Hard => f32::from(u8::from(found.place[i] as usize == c)),
-        Mode::Log => v - found.top[i] - found.sum[i],
-        Mode::Plain => (v - found.top[i]).exp() * found.sum[i],
+        Form::Hard => f32::from(u8::from(found.place[i] as usize == c)),
+        Form::Log => v - found.top[i] - found.sum[i],
+        Form::Plain => (v - found.top[i]).exp() * found.sum[i],
     }
 }
 
@@ -203,7 +192,7 @@ mod tests {
     use crate::kernels::cpu::harness::{Random, compare, memory, run, spec};
     use crate::tensor::DType;
 
-    fn reference(x: &[f32], [outer, cols, inner]: [usize; 3], form: Mode) -> Vec<f64> {
+    fn reference(x: &[f32], [outer, cols, inner]: [usize; 3], form: Form) -> Vec<f64> {
         let mut y = vec![0.0; x.len()];
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let at = |c: usize| (o * cols + c) * inner + i;
@@ -213,9 +202,9 @@ mod tests {
             let sum: f64 = (0..cols).map(|c| (v(c) - top).exp()).sum();
             for c in 0..cols {
                 y[at(c)] = match form {
-                    Mode::Plain => (v(c) - top).exp() / sum,
-                    Mode::Log => v(c) - top - sum.ln(),
-                    Mode::Hard => f64::from(u8::from(place == Some(c))),
+                    Form::Plain => (v(c) - top).exp() / sum,
+                    Form::Log => v(c) - top - sum.ln(),
+                    Form::Hard => f64::from(u8::from(place == Some(c))),
                 };
             }
         }
@@ -236,9 +225,9 @@ mod tests {
             let x: Vec<f32> = random.floats(shape.iter().product());
             let x: Vec<f32> = x.iter().map(|v| (v * 12.0).round()).collect();
             for (form, define) in [
-                (Mode::Plain, "PLAIN"),
-                (Mode::Log, "LOG"),
-                (Mode::Hard, "HARDMAX"),
+                (Form::Plain, "PLAIN"),
+                (Form::Log, "LOG"),
+                (Form::Hard, "HARDMAX"),
             ] {
                 let want = reference(&x, shape, form);
                 let spec = spec(&[(define, 1)], &[Some(DType::F32); 2]);

@@ -39,7 +39,7 @@ impl Kernel for TopK {
         let fits = !elem.halves(spec, 0)? && Elem::of(spec, 2)? == Elem::Int;
         fits.then(|| Self {
             elem,
-            largest: spec.defines.contains_key("LARGEST"),
+            largest: spec.defines.contains_key(super::LARGEST),
         })
     }
 

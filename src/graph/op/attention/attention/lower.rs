@@ -6,7 +6,7 @@ use super::{
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};
-use crate::kernels::attention::{ROW_ITEMS, TENSOR_CORE_NEEDS};
+use crate::kernels::attention::{CAPPED, CAUSAL, DIM, Q8, RING, ROW_ITEMS, TENSOR_CORE_NEEDS, WINDOW};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::num;
 use crate::shape::Dim;
@@ -40,7 +40,7 @@ fn with<A>(call: Call<A>, name: &'static str, number: Option<i64>) -> Call<A> {
 /// Specializes a kernel for large GPUs to a head size.
 fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
     let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
-    let call = from(call.define("DIM", dim), 128, "DIM_FROM_128");
+    let call = from(call.define(DIM, dim), 128, "DIM_FROM_128");
     from(call, 256, "DIM_FROM_256")
 }
 
@@ -252,14 +252,14 @@ impl Node {
             _ => self.queries.ceil_div(cut.rows)?,
         };
         let call = Call::new(&KERNEL, items)
-            .define("DIM", self.dim)
+            .define(DIM, self.dim)
             .define("HEADS", cut.together)
             .define("VECTORS", vectors)
             .define("KEYS", KEYS)
             .define("LANES", cut.lanes)
             .define("SLICES", self.slices(cut))
             .grid(heads.unwrap_or_else(|| self.heads.clone()), rows, depth);
-        let call = with(with(call, "WINDOW", self.window), "RING", self.ring);
+        let call = with(with(call, WINDOW, self.window), RING, self.ring);
         Ok(with(call, "TILE_GROUPS", groups))
     }
 
@@ -296,7 +296,7 @@ impl Node {
             // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
             .grid(self.heads.clone(), self.queries.clone(), self.depth(splits));
-        with(with(call, "SPLIT", split), "WINDOW", self.window)
+        with(with(call, "SPLIT", split), WINDOW, self.window)
     }
 
     fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
@@ -346,7 +346,7 @@ impl Node {
         let call = self.wide(self.cut(&cut, workgroup, self.depth(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
-            ("Q8", self.q8),
+            (Q8, self.q8),
             ("ROLLED", !device.fast_local),
         ];
         let set = flags.into_iter().filter(|(_, set)| *set);
@@ -370,7 +370,7 @@ impl Node {
         let pieces = self.dim / self.vector();
         let slices = (MERGING / pieces).max(1);
         let call = Call::new(&MERGE, num::exact(pieces * slices, "work-items")?)
-            .define("DIM", self.dim)
+            .define(DIM, self.dim)
             .grid(self.heads.clone(), 1, 1)
             .may_be_padded();
         Ok(self.wide(call))
@@ -477,13 +477,9 @@ impl Attention {
         let call = if self.softcap == 0.0 {
             call
         } else {
-            call.define("CAPPED", 1)
+            call.define(CAPPED, 1)
         };
-        let call = if node.causal {
-            call.define("CAUSAL", 1)
-        } else {
-            call
-        };
+        let call = if node.causal { call.define(CAUSAL, 1) } else { call };
         // Rows of a second sequence would be at other offsets.
         if node.batch.is(1) && node.paged.is_none() {
             call.may_be_padded()
