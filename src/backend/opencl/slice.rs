@@ -139,7 +139,7 @@ impl Slices {
         let ratio = time / expected.max(1.0);
         if expected.is_infinite() {
             let each = time / float(slice.groups);
-            for cost in self.costs.iter_mut().skip(slice.steps.start).take(1) {
+            if let Some(cost) = self.costs.get_mut(slice.steps.start) {
                 *cost = Some(Cost {
                     now: each,
                     alone: each,

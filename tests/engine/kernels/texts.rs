@@ -252,7 +252,7 @@ fn declarations_match_the_sources() {
     }
 }
 
-/// The executor does not keep the contents of such operands.
+/// [`Role::PartialOut`] declares it.
 #[test]
 fn operands_that_are_parts_are_not_read() {
     let all = kernels();
