@@ -354,6 +354,21 @@ impl Simd for Portable {
     }
 }
 
+/// Implements functions of a trait by intrinsics.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! intrinsics {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
+        $(#[inline(always)]
+        #[allow(unused_unsafe, reason = "some functions only pass a value on")]
+        unsafe fn $name($($arg: $ty),*) -> $out {
+            // SAFETY: the processor has the instructions, by the contract of the trait.
+            unsafe { $body }
+        })*
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use intrinsics;
+
 #[cfg(target_arch = "x86_64")]
 pub mod x86 {
     //! AVX2 with FMA and F16C, and AVX-512.
@@ -379,17 +394,6 @@ pub mod x86 {
         unsafe { job.run::<Avx512>() }
     }
 
-    /// Implements a function of [`Simd`] by intrinsics.
-    macro_rules! by {
-        ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
-            $(#[inline(always)]
-            unsafe fn $name($($arg: $ty),*) -> $out {
-                // SAFETY: the processor has the instructions, by the contract of the trait.
-                unsafe { $body }
-            })*
-        };
-    }
-
     impl Simd for Avx2 {
         #[inline(always)]
         fn prefetch(at: *const u8) {
@@ -398,7 +402,7 @@ pub mod x86 {
         }
         const LANES: usize = 8;
         type F = __m256;
-        by! {
+        intrinsics! {
             splat(v: f32) -> __m256 = _mm256_set1_ps(v);
             load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
             store(at: *mut f32, v: __m256) -> () = _mm256_storeu_ps(at, v);
@@ -444,7 +448,7 @@ pub mod x86 {
         }
         const LANES: usize = 16;
         type F = __m512;
-        by! {
+        intrinsics! {
             splat(v: f32) -> __m512 = _mm512_set1_ps(v);
             load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
             store(at: *mut f32, v: __m512) -> () = _mm512_storeu_ps(at, v);
@@ -489,21 +493,10 @@ pub mod arm {
     #[derive(Clone, Copy)]
     pub struct Neon;
 
-    /// Implements a function of [`Simd`] by intrinsics.
-    macro_rules! by {
-        ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
-            $(#[inline(always)]
-            unsafe fn $name($($arg: $ty),*) -> $out {
-                // SAFETY: the processor has the instructions, by the contract of the trait.
-                unsafe { $body }
-            })*
-        };
-    }
-
     impl Simd for Neon {
         const LANES: usize = 4;
         type F = float32x4_t;
-        by! {
+        intrinsics! {
             splat(v: f32) -> float32x4_t = vdupq_n_f32(v);
             load(at: *const f32) -> float32x4_t = vld1q_f32(at);
             store(at: *mut f32, v: float32x4_t) -> () = vst1q_f32(at, v);

@@ -1,6 +1,7 @@
 //! NEON with and without byte dot products.
 
 use super::{Bytes, Job};
+use crate::backend::cpu::simd::intrinsics;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -39,18 +40,6 @@ unsafe fn products(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     }
 }
 
-/// Implements functions of [`Bytes`] with intrinsics.
-macro_rules! by {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
-        $(#[inline(always)]
-        #[allow(unused_unsafe, reason = "some functions only pass a value on")]
-        unsafe fn $name($($arg: $ty),*) -> $out {
-            // SAFETY: the processor has the instructions, by the contract of the trait.
-            unsafe { $body }
-        })*
-    };
-}
-
 /// Implements [`Bytes`] with this dot product.
 macro_rules! neon {
     ($name:ident, $rows:literal, $dot:ident) => {
@@ -64,7 +53,7 @@ macro_rules! neon {
             type B = int8x16_t;
             type W = int8x16_t;
             type X = int8x16_t;
-            by! {
+            intrinsics! {
                 splat(v: i32) -> int32x4_t = vdupq_n_s32(v);
                 load(at: *const i32) -> int32x4_t = vld1q_s32(at);
                 store(at: *mut i32, v: int32x4_t) -> () = vst1q_s32(at, v);

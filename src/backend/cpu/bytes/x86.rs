@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI, AVX2 with VNNI, and AVX2.
 
 use super::{Bytes, Job};
+use crate::backend::cpu::simd::intrinsics;
 use std::arch::x86_64::*;
 
 /// AVX-512 with dot products of unsigned and signed bytes.
@@ -34,18 +35,6 @@ unsafe fn avx2<J: Job>(job: J) -> J::Out {
     unsafe { job.run::<Avx2>() }
 }
 
-/// Implements functions of [`Bytes`] with intrinsics.
-macro_rules! by {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
-        $(#[inline(always)]
-        #[allow(unused_unsafe, reason = "some functions only pass a value on")]
-        unsafe fn $name($($arg: $ty),*) -> $out {
-            // SAFETY: the processor has the instructions, by the contract of the trait.
-            unsafe { $body }
-        })*
-    };
-}
-
 /// Largest float below 2^31. Conversions of larger floats do not saturate.
 const MOST: f32 = 2_147_483_520.0;
 
@@ -59,7 +48,7 @@ impl Bytes for Vnni512 {
     type B = __m512i;
     type W = __m512i;
     type X = __m512i;
-    by! {
+    intrinsics! {
         splat(v: i32) -> __m512i = _mm512_set1_epi32(v);
         load(at: *const i32) -> __m512i = _mm512_loadu_si512(at.cast());
         store(at: *mut i32, v: __m512i) -> () = _mm512_storeu_si512(at.cast(), v);
@@ -155,7 +144,7 @@ macro_rules! avx2 {
         type I = __m256i;
         type F = __m256;
         type B = __m256i;
-        by! {
+        intrinsics! {
             splat(v: i32) -> __m256i = _mm256_set1_epi32(v);
             load(at: *const i32) -> __m256i = _mm256_loadu_si256(at.cast());
             store(at: *mut i32, v: __m256i) -> () = _mm256_storeu_si256(at.cast(), v);
@@ -239,7 +228,7 @@ impl Bytes for Vnni256 {
     type W = __m256i;
     type X = __m256i;
     avx2!();
-    by! {
+    intrinsics! {
         weights(words: __m256i) -> __m256i = words;
         flip(v: __m256i) -> __m256i = _mm256_xor_si256(v, _mm256_set1_epi8(i8::MIN));
         broadcast(at: *const u32) -> __m256i = _mm256_set1_epi32(at.read().cast_signed());
@@ -272,7 +261,7 @@ impl Bytes for Avx2 {
     type W = [__m256i; 2];
     type X = [__m256i; 2];
     avx2!();
-    by! {
+    intrinsics! {
         weights(words: __m256i) -> [__m256i; 2] = halves(words);
         flip(v: __m256i) -> __m256i = v;
         broadcast(at: *const u32) -> [__m256i; 2] = [

@@ -175,21 +175,10 @@ impl Words for simd::Portable {
     }
 }
 
-/// Implements functions by intrinsics.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! by {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
-        $(#[inline(always)]
-        unsafe fn $name($($arg: $ty),*) -> $out {
-            // SAFETY: the processor has the instructions, by the contract of the trait.
-            unsafe { $body }
-        })*
-    };
-}
-
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Words, WordsJob};
+    use crate::backend::cpu::simd::intrinsics;
     use crate::backend::cpu::simd::x86::{Avx2, Avx512};
     use std::arch::x86_64::*;
 
@@ -207,7 +196,7 @@ mod x86 {
 
     impl Words for Avx2 {
         type U = __m256i;
-        by! {
+        intrinsics! {
             words(at: *const u32) -> __m256i = _mm256_loadu_si256(at.cast());
             store_words(at: *mut u32, v: __m256i) -> () = _mm256_storeu_si256(at.cast(), v);
             and(a: __m256i, mask: u32) -> __m256i = {
@@ -230,7 +219,7 @@ mod x86 {
 
     impl Words for Avx512 {
         type U = __m512i;
-        by! {
+        intrinsics! {
             words(at: *const u32) -> __m512i = _mm512_loadu_si512(at.cast());
             store_words(at: *mut u32, v: __m512i) -> () = _mm512_storeu_si512(at.cast(), v);
             and(a: __m512i, mask: u32) -> __m512i = {
@@ -252,11 +241,12 @@ mod x86 {
 mod arm {
     use super::Words;
     use crate::backend::cpu::simd::arm::Neon;
+    use crate::backend::cpu::simd::intrinsics;
     use std::arch::aarch64::*;
 
     impl Words for Neon {
         type U = uint32x4_t;
-        by! {
+        intrinsics! {
             words(at: *const u32) -> uint32x4_t = vld1q_u32(at);
             store_words(at: *mut u32, v: uint32x4_t) -> () = vst1q_u32(at, v);
             and(a: uint32x4_t, mask: u32) -> uint32x4_t = vandq_u32(a, vdupq_n_u32(mask));
