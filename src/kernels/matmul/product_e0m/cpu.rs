@@ -4,14 +4,11 @@
 //! `s * (a * unit * sum(q * c) + (level - b) * a * sum(q))`. The integer dot product is exact, and
 //! floats are added in the same order for any number of rows.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod arm;
+mod dot;
 mod form;
 pub mod layout;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-#[cfg(target_arch = "aarch64")]
-mod neon_dot;
 pub(crate) mod places;
 mod portable;
 #[cfg(test)]
@@ -20,11 +17,9 @@ pub(crate) mod testing;
 mod tests;
 mod tile;
 pub(crate) mod unpack;
-#[cfg(target_arch = "x86_64")]
-mod vnni256;
-#[cfg(target_arch = "x86_64")]
-mod vnni512;
 pub(crate) mod words;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;

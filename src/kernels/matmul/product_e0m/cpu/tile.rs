@@ -1,12 +1,14 @@
 //! The product of a tile of quantized rows and a panel of 16 columns.
 
+use super::dot::{Floats, Multiply, dot, rows, words};
 use super::layout::STEP;
+use super::words::Words;
 use crate::backend::cpu::simd::{Job, Simd};
 pub use crate::tensor::PANEL;
 use half::f16;
 
 /// The most weights whose products are summed in 32 bits: of 8 bits, with 16-bit activations.
-const SPAN: usize = 256;
+pub const SPAN: usize = 256;
 /// Weights in a block, most often.
 const COMMON: usize = 32;
 
@@ -73,52 +75,32 @@ impl Job for DecodeScales<'_> {
 /// The processor has the instruction set of the function, and the pointers of the call are valid.
 pub type Tile = unsafe fn(&Call);
 
-/// Vectors of `COLUMNS` columns and dot products of a form, for `M` rows.
-///
-/// All functions are safe to call only where the processor has the instruction set.
-#[allow(clippy::missing_safety_doc, reason = "the trait states it")]
-pub trait Dot<const M: usize> {
-    /// `COLUMNS` floats.
-    type F: Copy;
-    /// Columns at once: 16 or 8.
-    const COLUMNS: usize;
-    /// Words of a step of a panel, and of a row of a tile.
-    const CODES: usize;
-    const WORDS: usize;
-
-    unsafe fn splat(v: f32) -> Self::F;
-    unsafe fn load(at: *const f32) -> Self::F;
-    unsafe fn store(at: *mut f32, v: Self::F);
-    /// The low and the high halves of words.
-    unsafe fn halves(at: *const u32) -> [Self::F; 2];
-    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// Sums of integer products over `steps` steps, as floats. `steps` is 1 to `SPAN / STEP`.
-    unsafe fn dot(codes: *const u32, x: *const u32, steps: usize) -> [Self::F; M];
-}
-
-/// The body of each [`Tile`].
+/// The body of each [`Tile`], for `M` rows and `V` vectors of columns at once.
 ///
 /// # Safety
 /// As for [`Tile`].
 #[inline(always)]
-pub unsafe fn tile<D: Dot<M>, const M: usize>(call: &Call) {
+pub unsafe fn tile<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
+    call: &Call,
+) {
     let mut part = *call;
-    for _ in 0..PANEL / D::COLUMNS {
+    let columns = V * A::S::LANES;
+    for _ in 0..PANEL / columns {
         // SAFETY: by the contract, of columns of the panel.
         unsafe {
-            columns::<D, M>(&part);
-            part.codes = part.codes.wrapping_add(D::COLUMNS);
-            part.scales = part.scales.wrapping_add(D::COLUMNS);
-            part.out = part.out.wrapping_add(D::COLUMNS);
+            columns_of::<A, BITS, PLANES, M, V>(&part);
+            part.codes = part.codes.wrapping_add(columns);
+            part.scales = part.scales.wrapping_add(columns);
+            part.out = part.out.wrapping_add(columns);
         }
     }
 }
 
-/// The first `COLUMNS` columns.
+/// The first `V` vectors of columns.
 #[inline(always)]
-unsafe fn columns<D: Dot<M>, const M: usize>(call: &Call) {
+unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
+    call: &Call,
+) {
     let Call {
         mut codes,
         mut scales,
@@ -129,59 +111,91 @@ unsafe fn columns<D: Dot<M>, const M: usize>(call: &Call) {
     } = *call;
     // SAFETY: the pointers stay inside of the panel and the tile.
     unsafe {
-        let mut acc = [D::splat(0.0); M];
+        let mut acc = [[A::S::splat(0.0); V]; M];
         if call.resume {
             for (m, acc) in acc.iter_mut().enumerate() {
-                *acc = D::load(call.out.add(m * call.stride));
+                *acc = load::<A::S, V>(call.out.add(m * call.stride));
             }
         }
         while k > 0 {
             let mut group = k.min(call.group);
             k -= group;
             let [unit, rest] = if M == 1 {
-                let [scale, bias] = D::halves(scales);
+                let at = scales;
                 scales = scales.add(PANEL);
-                [
-                    D::mul(scale, D::splat(call.unit)),
-                    D::mul(scale, D::sub(D::splat(call.level), bias)),
-                ]
+                decode::<A::S, V>(at, call.unit, call.level)
             } else {
                 let at = scales.cast::<f32>();
                 scales = scales.add(2 * PANEL);
-                [D::load(at), D::load(at.add(PANEL))]
+                [load::<A::S, V>(at), load::<A::S, V>(at.add(PANEL))]
             };
             while group > 0 {
                 let block = group.min(call.block);
                 group -= block;
+                let steps = COMMON / STEP;
                 if block == COMMON {
-                    let dots = D::dot(codes, x, COMMON / STEP);
-                    add::<D, M>(&mut acc, dots, factors, unit);
+                    let dots = dot::<A, BITS, PLANES, M, V>(codes, x, steps);
+                    add::<A::S, M, V>(&mut acc, dots, factors, unit, Some(rest));
+                    codes = codes.add(steps * rows(BITS) * PANEL);
+                    x = x.add(steps * words::<A>() * PLANES * M);
                 } else {
-                    spans::<D, M>(&mut acc, [codes, x], factors, unit, block);
+                    [codes, x] = spans::<A, BITS, PLANES, M, V>(&mut acc, [codes, x], factors, unit, block);
+                    for m in 0..M {
+                        let factor = A::S::splat(*factors.add(M + m));
+                        for j in 0..V {
+                            acc[m][j] = A::S::fma(rest[j], factor, acc[m][j]);
+                        }
+                    }
                 }
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    *acc = D::fma(rest, D::splat(*factors.add(M + m)), *acc);
-                }
-                codes = codes.add(block / STEP * D::CODES);
-                x = x.add(block / STEP * D::WORDS * M);
                 factors = factors.add(2 * M);
             }
         }
         for (m, acc) in acc.into_iter().enumerate() {
-            D::store(call.out.add(m * call.stride), acc);
+            for (j, acc) in acc.into_iter().enumerate() {
+                A::S::store(call.out.add(m * call.stride + j * A::S::LANES), acc);
+            }
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
+    // SAFETY: by the contract of the caller.
+    unsafe {
+        let mut out = [S::splat(0.0); V];
+        for (j, out) in out.iter_mut().enumerate() {
+            *out = S::load(at.add(j * S::LANES));
+        }
+        out
+    }
+}
+
+/// What [`DecodeScales`] makes of the scales and biases of a group.
+#[inline(always)]
+unsafe fn decode<S: Words, const V: usize>(at: *const u32, unit: f32, level: f32) -> [[S::F; V]; 2] {
+    // SAFETY: by the contract of the caller.
+    unsafe {
+        let mut out = [[S::splat(0.0); V]; 2];
+        for j in 0..V {
+            let pair = S::words(at.add(j * S::LANES));
+            let scale = S::halves(pair);
+            let bias = S::halves(S::right(pair, 16));
+            out[0][j] = S::mul(scale, S::splat(unit));
+            out[1][j] = S::mul(scale, S::sub(S::splat(level), bias));
+        }
+        out
     }
 }
 
 /// Adds products of a block, of any length.
 #[inline(always)]
-unsafe fn spans<D: Dot<M>, const M: usize>(
-    acc: &mut [D::F; M],
+unsafe fn spans<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
+    acc: &mut [[Floats<A>; V]; M],
     [mut codes, mut x]: [*const u32; 2],
     factors: *const f32,
-    unit: D::F,
+    unit: [Floats<A>; V],
     mut block: usize,
-) {
+) -> [*const u32; 2] {
     // SAFETY: as for the tile.
     unsafe {
         while block > 0 {
@@ -189,40 +203,42 @@ unsafe fn spans<D: Dot<M>, const M: usize>(
             block -= span;
             let steps = span / STEP;
             if steps > 0 {
-                add::<D, M>(acc, D::dot(codes, x, steps), factors, unit);
-                codes = codes.add(steps * D::CODES);
-                x = x.add(steps * D::WORDS * M);
+                let dots = dot::<A, BITS, PLANES, M, V>(codes, x, steps);
+                add::<A::S, M, V>(acc, dots, factors, unit, None);
+                codes = codes.add(steps * rows(BITS) * PANEL);
+                x = x.add(steps * words::<A>() * PLANES * M);
             }
             if !span.is_multiple_of(STEP) {
                 // Half a step: 4 weights of 8 bits, the last ones of the column.
                 let mut last = [0u32; 2 * PANEL];
-                codes.copy_to_nonoverlapping(last.as_mut_ptr(), D::COLUMNS);
-                add::<D, M>(acc, D::dot(last.as_ptr(), x, 1), factors, unit);
+                codes.copy_to_nonoverlapping(last.as_mut_ptr(), V * A::S::LANES);
+                let dots = dot::<A, BITS, PLANES, M, V>(last.as_ptr(), x, 1);
+                add::<A::S, M, V>(acc, dots, factors, unit, None);
+            }
+        }
+        [codes, x]
+    }
+}
+
+/// Adds products of a block, and those of `rest` and the sums of activations.
+#[inline(always)]
+unsafe fn add<S: Simd, const M: usize, const V: usize>(
+    acc: &mut [[S::F; V]; M],
+    dots: [[S::F; V]; M],
+    factors: *const f32,
+    unit: [S::F; V],
+    rest: Option<[S::F; V]>,
+) {
+    for m in 0..M {
+        // SAFETY: a tile has `M` scales and `M` sums per block.
+        unsafe {
+            let scale = S::splat(*factors.add(m));
+            for j in 0..V {
+                acc[m][j] = S::fma(S::mul(dots[m][j], scale), unit[j], acc[m][j]);
+                if let Some(rest) = rest {
+                    acc[m][j] = S::fma(rest[j], S::splat(*factors.add(M + m)), acc[m][j]);
+                }
             }
         }
     }
 }
-
-#[inline(always)]
-unsafe fn add<D: Dot<M>, const M: usize>(
-    acc: &mut [D::F; M],
-    dots: [D::F; M],
-    scales: *const f32,
-    unit: D::F,
-) {
-    for (m, acc) in acc.iter_mut().enumerate() {
-        // SAFETY: a tile has `M` scales per block.
-        *acc = unsafe { D::fma(D::mul(dots[m], D::splat(*scales.add(m))), unit, *acc) };
-    }
-}
-
-/// The [`Tile`] of function `$run` and form `$form` for a height.
-macro_rules! by_height {
-    ($run:ident, $form:ty, $height:expr, $($m:literal)*) => {
-        match $height {
-            $($m => Some($run::<$form, $m> as $crate::kernels::product_e0m::cpu::tile::Tile),)*
-            _ => None,
-        }
-    };
-}
-pub(super) use by_height;

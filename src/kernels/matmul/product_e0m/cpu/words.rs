@@ -11,13 +11,18 @@ pub trait Words: Simd {
     type U: Copy;
 
     unsafe fn words(at: *const u32) -> Self::U;
+    /// A word in all lanes.
+    unsafe fn word(at: *const u32) -> Self::U;
     unsafe fn store_words(at: *mut u32, v: Self::U);
     unsafe fn and(a: Self::U, mask: u32) -> Self::U;
     unsafe fn or(a: Self::U, b: Self::U) -> Self::U;
     unsafe fn or_all(a: Self::U, bits: u32) -> Self::U;
+    unsafe fn xor(a: Self::U, bits: u32) -> Self::U;
     /// `n` is less than 32.
     unsafe fn left(a: Self::U, n: usize) -> Self::U;
     unsafe fn right(a: Self::U, n: usize) -> Self::U;
+    /// Field `i` of `width` bits of each `lane` bits, 8 or 16.
+    unsafe fn field(a: Self::U, lane: usize, width: usize, i: usize) -> Self::U;
     /// Bits of floats.
     unsafe fn floats(a: Self::U) -> Self::F;
     /// The low halves of words as floats.
@@ -95,6 +100,11 @@ pub unsafe fn step<S: Words, const BITS: usize>(panel: *const u32, step: usize, 
     }
 }
 
+/// The lowest `width` bits of each `lane` bits of a word.
+const fn mask(lane: usize, width: usize) -> u32 {
+    ((1 << width) - 1) * (u32::MAX / ((1 << lane) - 1))
+}
+
 /// Moves field `i` of `width` bits so that its lowest bit is bit `to`, and clears all others.
 #[inline(always)]
 unsafe fn field<S: Words>(word: S::U, i: usize, width: usize, to: usize) -> S::U {
@@ -132,6 +142,12 @@ pub unsafe fn level<S: Words, const BITS: usize>(words: [S::U; 2], k: usize) -> 
     }
 }
 
+/// Not inlined: a conversion takes many instructions.
+#[inline(never)]
+fn half(bits: u32) -> f32 {
+    f16::from_bits(bits as u16).to_f32()
+}
+
 impl Words for simd::Portable {
     type U = [u32; 4];
 
@@ -139,6 +155,11 @@ impl Words for simd::Portable {
     unsafe fn words(at: *const u32) -> Self::U {
         // SAFETY: by the contract.
         unsafe { at.cast::<Self::U>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn word(at: *const u32) -> Self::U {
+        // SAFETY: by the contract.
+        [unsafe { at.read() }; 4]
     }
     #[inline(always)]
     unsafe fn store_words(at: *mut u32, v: Self::U) {
@@ -158,6 +179,10 @@ impl Words for simd::Portable {
         a.map(|a| a | bits)
     }
     #[inline(always)]
+    unsafe fn xor(a: Self::U, bits: u32) -> Self::U {
+        a.map(|a| a ^ bits)
+    }
+    #[inline(always)]
     unsafe fn left(a: Self::U, n: usize) -> Self::U {
         a.map(|a| a << n)
     }
@@ -166,18 +191,22 @@ impl Words for simd::Portable {
         a.map(|a| a >> n)
     }
     #[inline(always)]
+    unsafe fn field(a: Self::U, lane: usize, width: usize, i: usize) -> Self::U {
+        a.map(|a| a >> (i * width) & mask(lane, width))
+    }
+    #[inline(always)]
     unsafe fn floats(a: Self::U) -> Self::F {
         a.map(f32::from_bits)
     }
     #[inline(always)]
     unsafe fn halves(a: Self::U) -> Self::F {
-        a.map(|a| f16::from_bits(a as u16).to_f32())
+        a.map(half)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Words, WordsJob};
+    use super::{Words, WordsJob, mask};
     use crate::backend::cpu::simd::intrinsics;
     use crate::backend::cpu::simd::x86::{Avx2, Avx512};
     use std::arch::x86_64::*;
@@ -198,6 +227,7 @@ mod x86 {
         type U = __m256i;
         intrinsics! {
             words(at: *const u32) -> __m256i = _mm256_loadu_si256(at.cast());
+            word(at: *const u32) -> __m256i = _mm256_set1_epi32(at.read().cast_signed());
             store_words(at: *mut u32, v: __m256i) -> () = _mm256_storeu_si256(at.cast(), v);
             and(a: __m256i, mask: u32) -> __m256i = {
                 _mm256_and_si256(a, _mm256_set1_epi32(mask.cast_signed()))
@@ -206,8 +236,19 @@ mod x86 {
             or_all(a: __m256i, bits: u32) -> __m256i = {
                 _mm256_or_si256(a, _mm256_set1_epi32(bits.cast_signed()))
             };
+            xor(a: __m256i, bits: u32) -> __m256i = {
+                _mm256_xor_si256(a, _mm256_set1_epi32(bits.cast_signed()))
+            };
             left(a: __m256i, n: usize) -> __m256i = _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32));
             right(a: __m256i, n: usize) -> __m256i = _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32));
+            field(a: __m256i, lane: usize, width: usize, i: usize) -> __m256i = {
+                let moved = _mm256_srl_epi16(a, _mm_cvtsi32_si128((i * width) as i32));
+                if (i + 1) * width == 16 {
+                    moved
+                } else {
+                    Self::and(moved, mask(lane, width))
+                }
+            };
             floats(a: __m256i) -> __m256 = _mm256_castsi256_ps(a);
             halves(a: __m256i) -> __m256 = {
                 let a = _mm256_and_si256(a, _mm256_set1_epi32(0xFFFF));
@@ -221,6 +262,7 @@ mod x86 {
         type U = __m512i;
         intrinsics! {
             words(at: *const u32) -> __m512i = _mm512_loadu_si512(at.cast());
+            word(at: *const u32) -> __m512i = _mm512_set1_epi32(at.read().cast_signed());
             store_words(at: *mut u32, v: __m512i) -> () = _mm512_storeu_si512(at.cast(), v);
             and(a: __m512i, mask: u32) -> __m512i = {
                 _mm512_and_si512(a, _mm512_set1_epi32(mask.cast_signed()))
@@ -229,8 +271,19 @@ mod x86 {
             or_all(a: __m512i, bits: u32) -> __m512i = {
                 _mm512_or_si512(a, _mm512_set1_epi32(bits.cast_signed()))
             };
+            xor(a: __m512i, bits: u32) -> __m512i = {
+                _mm512_xor_si512(a, _mm512_set1_epi32(bits.cast_signed()))
+            };
             left(a: __m512i, n: usize) -> __m512i = _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32));
             right(a: __m512i, n: usize) -> __m512i = _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32));
+            field(a: __m512i, lane: usize, width: usize, i: usize) -> __m512i = {
+                let moved = _mm512_srl_epi16(a, _mm_cvtsi32_si128((i * width) as i32));
+                if (i + 1) * width == 16 {
+                    moved
+                } else {
+                    Self::and(moved, mask(lane, width))
+                }
+            };
             floats(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
             halves(a: __m512i) -> __m512 = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a));
         }
@@ -239,7 +292,7 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use super::Words;
+    use super::{Words, mask};
     use crate::backend::cpu::simd::arm::Neon;
     use crate::backend::cpu::simd::intrinsics;
     use std::arch::aarch64::*;
@@ -248,12 +301,27 @@ mod arm {
         type U = uint32x4_t;
         intrinsics! {
             words(at: *const u32) -> uint32x4_t = vld1q_u32(at);
+            word(at: *const u32) -> uint32x4_t = vld1q_dup_u32(at);
             store_words(at: *mut u32, v: uint32x4_t) -> () = vst1q_u32(at, v);
             and(a: uint32x4_t, mask: u32) -> uint32x4_t = vandq_u32(a, vdupq_n_u32(mask));
             or(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = vorrq_u32(a, b);
             or_all(a: uint32x4_t, bits: u32) -> uint32x4_t = vorrq_u32(a, vdupq_n_u32(bits));
+            xor(a: uint32x4_t, bits: u32) -> uint32x4_t = veorq_u32(a, vdupq_n_u32(bits));
             left(a: uint32x4_t, n: usize) -> uint32x4_t = vshlq_u32(a, vdupq_n_s32(n as i32));
             right(a: uint32x4_t, n: usize) -> uint32x4_t = vshlq_u32(a, vdupq_n_s32(-(n as i32)));
+            field(a: uint32x4_t, lane: usize, width: usize, i: usize) -> uint32x4_t = {
+                let right = -((i * width) as i32);
+                let moved = if lane == 8 {
+                    vreinterpretq_u32_u8(vshlq_u8(vreinterpretq_u8_u32(a), vdupq_n_s8(right as i8)))
+                } else {
+                    vreinterpretq_u32_u16(vshlq_u16(vreinterpretq_u16_u32(a), vdupq_n_s16(right as i16)))
+                };
+                if (i + 1) * width == lane {
+                    moved
+                } else {
+                    Self::and(moved, mask(lane, width))
+                }
+            };
             floats(a: uint32x4_t) -> float32x4_t = vreinterpretq_f32_u32(a);
             halves(a: uint32x4_t) -> float32x4_t = {
                 let y: float32x4_t;
