@@ -367,7 +367,7 @@ macro_rules! intrinsics {
     };
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(super) use intrinsics;
+pub(crate) use intrinsics;
 
 #[cfg(target_arch = "x86_64")]
 pub mod x86 {

@@ -232,7 +232,11 @@ pub(crate) mod tests {
                 &sine,
             );
             let spec = spec(
-                if neighbors { &[(super::NEIGHBOURS, 1)] } else { &[] },
+                if neighbors {
+                    &[(super::super::NEIGHBOURS, 1)]
+                } else {
+                    &[]
+                },
                 &[Some(DType::F32); 4],
             );
             for (isa, epilogue) in Isa::supported().flat_map(|i| [(i, false), (i, true)]) {

@@ -9,6 +9,7 @@ use crate::backend::kernel::KernelSpec;
 use crate::kernels::product_e0m::cpu::PANEL;
 use crate::kernels::product_e0m::cpu::places::{Grid, Places, Results};
 use crate::kernels::product_e0m::cpu::unpack::{self, Matrix};
+use crate::kernels::product_e0m::cpu::words;
 use std::ops::Range;
 use tile::{Call, Decode, MOST_PANELS, MOST_ROWS, Tile};
 
@@ -20,7 +21,6 @@ pub struct ProductE0mFloat {
     bits: usize,
     group: usize,
     parts: bool,
-    decode: Decode,
 }
 
 /// Numbers of rows and panels of a tile.
@@ -65,13 +65,12 @@ impl Kernel for ProductE0mFloat {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
         let (bits, group) = (define("BITS")?, define("GROUP")?);
-        (group > 0 && group.is_multiple_of(tile::STEP)).then_some(())?;
-        Some(Self {
+        let sizes = matches!(bits, 2..=6 | 8) && group > 0 && group.is_multiple_of(tile::STEP);
+        sizes.then_some(Self {
             isa,
             bits,
             group,
             parts: define("PARTS").is_some(),
-            decode: tile::decoder(isa, bits)?,
         })
     }
 
@@ -123,7 +122,7 @@ impl Kernel for ProductE0mFloat {
                 args,
                 shape,
                 function,
-                decode: decoded.then_some(self.decode),
+                decoded,
                 x: &args.x.slice()[..args.m * args.k],
                 matrices: [
                     Some(matrix(args.codes, args.scales)),
@@ -142,7 +141,8 @@ struct Work<'a> {
     args: &'a Args,
     shape: Shape,
     function: Tile,
-    decode: Option<Decode>,
+    /// Whether weights are decoded before they are multiplied.
+    decoded: bool,
     x: &'a [f32],
     matrices: [Option<Matrix<'a>>; 2],
 }
@@ -175,14 +175,11 @@ impl Work<'_> {
         let matrices = self.matrices.iter().flatten().count();
         let groups = k.div_ceil(self.kernel.group);
         // Number of floats of the decoded panels of a tile.
-        let decoded = if self.decode.is_some() {
-            k * width * PANEL
+        let decoded = if self.decoded { k * width * PANEL } else { 0 };
+        let at_once = if self.decoded {
+            (CACHE / 4 / (matrices * decoded).max(1)).clamp(1, MOST / width) * width
         } else {
-            0
-        };
-        let at_once = match self.decode {
-            Some(_) => (CACHE / 4 / (matrices * decoded).max(1)).clamp(1, MOST / width) * width,
-            None => MOST,
+            MOST
         };
         let own = tiles.start * rows..(tiles.end * rows).min(m);
         let (results, levels) = (rows * at_once * PANEL, matrices * at_once / width * decoded);
@@ -227,7 +224,9 @@ impl Work<'_> {
 
     /// Decodes panels if tiles share them, as `[k][columns of a tile]` for each tile and matrix.
     fn decode_all(&self, panels: Range<usize>, levels: &mut [f32]) {
-        let Some(decode) = self.decode else { return };
+        if !self.decoded {
+            return;
+        }
         let (k, width) = (self.args.k, self.shape.panels);
         let words = unpack::rows(self.kernel.bits, k) * PANEL;
         let stride = width * PANEL;
@@ -236,9 +235,16 @@ impl Work<'_> {
             for (matrix, levels) in self.matrices.iter().flatten().zip(&mut levels) {
                 for i in 0..width {
                     let panel = (first + i).min(panels.end - 1);
-                    let codes = &matrix.codes[panel * words..][..words];
-                    // SAFETY: a panel has `k` weights per column, and `levels` as many rows.
-                    unsafe { decode(codes.as_ptr(), k, levels[i * PANEL..].as_mut_ptr(), stride) };
+                    let decode = Decode {
+                        bits: self.kernel.bits,
+                        panel: &matrix.codes[panel * words..][..words],
+                        k,
+                        out: &mut levels[i * PANEL..],
+                        stride,
+                    };
+                    // SAFETY: the processor has the instruction set; a panel has `k` weights per
+                    // column, and `levels` as many rows.
+                    unsafe { words::run(self.kernel.isa, decode) };
                 }
             }
         }

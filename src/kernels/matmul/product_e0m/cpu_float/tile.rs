@@ -6,7 +6,7 @@
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::kernels::product_e0m::cpu::PANEL;
-use crate::kernels::product_e0m::cpu::words::{Words, level, step};
+use crate::kernels::product_e0m::cpu::words::{Words, WordsJob, level, step};
 
 /// Weights per step.
 pub const STEP: usize = 8;
@@ -67,10 +67,10 @@ pub fn shape(isa: Isa) -> Shape {
     }
 }
 
-/// `BITS` is 0 if weights are read from `levels`. A row has `C` vectors, of `P` panels.
+/// `BITS` is 0 if weights are read from `levels`. A row has `C` vectors, of whole panels.
 #[inline(always)]
-unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize, const P: usize>(call: &Call) {
-    let per_panel = C / P;
+unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize>(call: &Call) {
+    let per_panel = PANEL / S::LANES;
     // SAFETY: by the contract of `Tile`: all places are inside of panels, rows and sums.
     unsafe {
         let mut acc = [[S::splat(0.0); C]; M];
@@ -92,7 +92,7 @@ unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize, cons
                 } else {
                     let mut words = [step::<S, BITS>(call.codes[0], i / STEP, count < STEP); C];
                     if M == 1 {
-                        for codes in &call.codes[..P] {
+                        for codes in call.codes.iter().take(C / per_panel) {
                             // The processor's own prefetchers stop at the end of a page.
                             S::prefetch(codes.add(i / STEP * BITS * PANEL / 4).wrapping_add(1024).cast());
                         }
@@ -182,120 +182,92 @@ unsafe fn madd<S: Words, const M: usize, const C: usize>(
     }
 }
 
-/// Writes the weights of a panel before scale and bias, in rows `stride` floats apart.
-#[inline(always)]
-unsafe fn decode<S: Words, const BITS: usize>(panel: *const u32, k: usize, out: *mut f32, stride: usize) {
-    // SAFETY: by the contract of `Decode`.
-    unsafe {
-        for i in (0..k).step_by(STEP) {
-            let count = (k - i).min(STEP);
+/// Decodes `k` weights of each column of a panel, before scale and bias, to rows of floats that are
+/// `stride` floats apart. The panel has the weights, and `out` the rows.
+pub struct Decode<'a> {
+    pub bits: usize,
+    pub panel: &'a [u32],
+    pub k: usize,
+    pub out: &'a mut [f32],
+    pub stride: usize,
+}
+
+impl WordsJob for Decode<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Words>(self) {
+        // SAFETY: by the contract.
+        unsafe {
+            match self.bits {
+                2 => self.decode::<S, 2>(),
+                3 => self.decode::<S, 3>(),
+                4 => self.decode::<S, 4>(),
+                5 => self.decode::<S, 5>(),
+                6 => self.decode::<S, 6>(),
+                _ => self.decode::<S, 8>(),
+            }
+        }
+    }
+}
+
+impl Decode<'_> {
+    #[inline(always)]
+    unsafe fn decode<S: Words, const BITS: usize>(self) {
+        for i in (0..self.k).step_by(STEP) {
+            let count = (self.k - i).min(STEP);
             for c in (0..PANEL).step_by(S::LANES) {
-                let words = step::<S, BITS>(panel.add(c), i / STEP, count < STEP);
-                for j in 0..count {
-                    S::store(out.add((i + j) * stride + c), level::<S, BITS>(words, j));
+                // SAFETY: by the contract of the caller.
+                unsafe {
+                    let words = step::<S, BITS>(self.panel.as_ptr().add(c), i / STEP, count < STEP);
+                    for j in 0..count {
+                        let at = self.out.as_mut_ptr().add((i + j) * self.stride + c);
+                        S::store(at, level::<S, BITS>(words, j));
+                    }
                 }
             }
         }
     }
 }
 
-/// Decodes `k` weights of each column of a panel to rows of floats.
-///
-/// # Safety
-/// As for [`Tile`]; the last argument is the distance of rows, at least 16.
-pub type Decode = unsafe fn(*const u32, usize, *mut f32, usize);
-
-/// Defines the functions of an instruction set: `$c` vectors in tiles of one row and of more.
-macro_rules! functions {
-    (
-        $name:ident, $simd:ty, [$c1:literal, $c:literal], [$p1:literal, $p:literal], $($m:literal)*;
-        $($feature:literal)?
-    ) => {
-        mod $name {
-            use super::*;
-
+/// Defines the function that chooses a tile of an instruction set: the numbers of vectors, and the
+/// numbers of rows that have them.
+macro_rules! tiles {
+    ($name:ident, $simd:ty, $($feature:literal)?; $($vectors:literal: $($rows:literal)*);*) => {
+        fn $name(bits: usize, rows: usize) -> Option<Tile> {
             $(#[target_feature(enable = $feature)])?
-            unsafe fn one<const BITS: usize>(call: &Call) {
+            unsafe fn run<const BITS: usize, const M: usize, const C: usize>(call: &Call) {
                 // SAFETY: by the contract of `Tile`.
-                unsafe { tile::<$simd, BITS, 1, $c1, $p1>(call) }
+                unsafe { tile::<$simd, BITS, M, C>(call) }
             }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn rows<const BITS: usize, const M: usize>(call: &Call) {
-                // SAFETY: by the contract of `Tile`.
-                unsafe { tile::<$simd, BITS, M, $c, $p>(call) }
-            }
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn decoded<const BITS: usize>(panel: *const u32, k: usize, out: *mut f32, stride: usize) {
-                // SAFETY: by the contract of `Decode`.
-                unsafe { decode::<$simd, BITS>(panel, k, out, stride) }
-            }
-
-            fn of_width<const BITS: usize>(rows_of: usize) -> Option<Tile> {
-                match rows_of {
-                    1 => Some(one::<BITS>),
-                    $($m => Some(rows::<BITS, $m>),)*
-                    _ => None,
-                }
-            }
-
-            pub(super) fn pick(bits: usize, rows: usize) -> Option<Tile> {
-                match bits {
-                    0 => of_width::<0>(rows),
-                    4 => of_width::<4>(rows),
-                    8 => of_width::<8>(rows),
-                    _ => None,
-                }
-            }
-
-            pub(super) fn decoder(bits: usize) -> Option<Decode> {
-                match bits {
-                    2 => Some(decoded::<2>),
-                    3 => Some(decoded::<3>),
-                    4 => Some(decoded::<4>),
-                    5 => Some(decoded::<5>),
-                    6 => Some(decoded::<6>),
-                    8 => Some(decoded::<8>),
-                    _ => None,
-                }
+            match (bits, rows) {
+                $($((0, $rows) => Some(run::<0, $rows, $vectors>),
+                (4, $rows) => Some(run::<4, $rows, $vectors>),
+                (8, $rows) => Some(run::<8, $rows, $vectors>),)*)*
+                _ => None,
             }
         }
     };
 }
 
-functions!(portable, simd::Portable, [4, 4], [1, 1], 2;);
+tiles!(portable, simd::Portable, ; 4: 1 2);
 #[cfg(target_arch = "x86_64")]
-functions!(avx2, simd::x86::Avx2, [4, 2], [2, 1], 2 4 6; "avx2,fma,f16c");
+tiles!(avx2, simd::x86::Avx2, "avx2,fma,f16c"; 4: 1; 2: 2 4 6);
 #[cfg(target_arch = "x86_64")]
-functions!(
-    avx512, simd::x86::Avx512, [4, 2], [4, 2], 2 4 6 8;
-    "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"
+tiles!(
+    avx512, simd::x86::Avx512, "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c";
+    4: 1; 2: 2 4 6 8
 );
 #[cfg(target_arch = "aarch64")]
-functions!(neon, simd::arm::Neon, [4, 4], [1, 1], 2 4 6;);
+tiles!(neon, simd::arm::Neon, ; 4: 1 2 4 6);
 
 /// The function for tiles of `rows` rows; `bits` is 0 for decoded weights.
 pub fn pick(isa: Isa, bits: usize, rows: usize) -> Option<Tile> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::AvxVnni => avx2::pick(bits, rows),
+        Isa::Avx2 | Isa::AvxVnni => avx2(bits, rows),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => avx512::pick(bits, rows),
+        Isa::Avx512Vnni => avx512(bits, rows),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => neon::pick(bits, rows),
-        _ => portable::pick(bits, rows),
-    }
-}
-
-pub fn decoder(isa: Isa, bits: usize) -> Option<Decode> {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::AvxVnni => avx2::decoder(bits),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => avx512::decoder(bits),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => neon::decoder(bits),
-        _ => portable::decoder(bits),
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => neon(bits, rows),
+        _ => portable(bits, rows),
     }
 }
