@@ -261,6 +261,9 @@ impl Scratch {
     }
 }
 
+/// The arguments of a native kernel.
+pub(crate) type BoundArgs<K> = <<K as Kernel>::Signature as Signature>::On<Bound>;
+
 /// A kernel for one spec: element types, defines and instruction set are resolved.
 pub trait Kernel: Sized + Send + Sync + 'static {
     /// The declared arguments of the descriptor.
@@ -277,7 +280,7 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// Whether the operands have all elements that the kernel reads and writes, and it can run with
     /// these parameters. It is called once per dispatch and takes constant time. Kernels that check
     /// their reads and writes one by one need no check before.
-    fn fits(&self, args: &<Self::Signature as Signature>::On<Bound>) -> bool {
+    fn fits(&self, args: &BoundArgs<Self>) -> bool {
         let _unused = args;
         true
     }
@@ -288,10 +291,10 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// Number of independent pieces into which the dispatch is cut for this many threads. For a
     /// matmul of one row as many as threads, of many rows about 8 per thread; 1 for less than about
     /// 20 microseconds of work.
-    fn pieces(&self, args: &<Self::Signature as Signature>::On<Bound>, threads: usize) -> usize;
+    fn pieces(&self, args: &BoundArgs<Self>, threads: usize) -> usize;
 
     /// The number of pieces for kernels that measure devices: one for each work-group of the grid.
-    fn work_groups(&self, args: &<Self::Signature as Signature>::On<Bound>, grid: [u32; 3]) -> Option<usize> {
+    fn work_groups(&self, args: &BoundArgs<Self>, grid: [u32; 3]) -> Option<usize> {
         let _unused = (args, grid);
         None
     }
@@ -301,12 +304,48 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// [`fits`](Self::fits) is true; each piece runs once; no other command runs at the same time.
     unsafe fn run(
         &self,
-        args: &<Self::Signature as Signature>::On<Bound>,
+        args: &BoundArgs<Self>,
         store: &Store<'_>,
         piece: usize,
         pieces: usize,
         scratch: &mut Scratch,
     );
+}
+
+/// What [`Kernel::run`] gets. A kernel whose pieces are compiled for each instruction set implements
+/// `simd::Job` or `bytes::ScaledJob` for it.
+pub(crate) struct Piece<'a, K: Kernel> {
+    pub kernel: &'a K,
+    pub args: &'a BoundArgs<K>,
+    pub store: &'a Store<'a>,
+    pub piece: usize,
+    pub pieces: usize,
+    pub scratch: &'a mut Scratch,
+}
+
+impl<'a, K: Kernel> Piece<'a, K> {
+    pub fn new(
+        kernel: &'a K,
+        args: &'a BoundArgs<K>,
+        store: &'a Store<'a>,
+        piece: usize,
+        pieces: usize,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        Self {
+            kernel,
+            args,
+            store,
+            piece,
+            pieces,
+            scratch,
+        }
+    }
+
+    /// The own part of `0..count`, as [`part`] cuts it.
+    pub fn part(&self, count: usize, step: usize) -> Range<usize> {
+        part(count, step, self.piece, self.pieces)
+    }
 }
 
 /// The product of sizes. If it overflows, the result is more than any memory holds.

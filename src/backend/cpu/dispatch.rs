@@ -1,6 +1,6 @@
 //! Kernels with their epilogues, compiled for a spec.
 
-use super::args::{Bound, Finish, Kernel as Native, Memory, Scratch, Store};
+use super::args::{BoundArgs, Finish, Kernel as Native, Memory, Scratch, Store};
 use super::epilogue::{self, Apply};
 use super::isa::Isa;
 use super::pool::{Panicked, Pool};
@@ -38,9 +38,6 @@ pub enum Fault {
     #[error("panicked: {}", .0.0)]
     Panicked(Panicked),
 }
-
-/// The arguments of a native kernel.
-type Args<K> = <<K as Native>::Signature as Signature>::On<Bound>;
 
 /// A [`Native`] kernel with its epilogue.
 struct Resolved<K> {
@@ -96,9 +93,9 @@ impl<K: Native> Resolved<K> {
         &'a self,
         words: &[u32],
         operands: &[Option<Memory>],
-    ) -> Option<(Args<K>, Option<Apply<'a>>)> {
+    ) -> Option<(BoundArgs<K>, Option<Apply<'a>>)> {
         let (params, own) = (K::Signature::PARAMS.len(), K::Signature::OPERANDS.len());
-        let args = Args::<K>::read(words.get(..params)?, operands.get(..own)?)?;
+        let args = BoundArgs::<K>::read(words.get(..params)?, operands.get(..own)?)?;
         let apply = match &self.epilogue {
             Some(e) => Some(Apply::new(
                 e,

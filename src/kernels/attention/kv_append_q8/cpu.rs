@@ -1,12 +1,11 @@
 //! Appends rows of heads to an 8-bit state. A row is stored as words of four signed bytes, followed
 //! by its scale: the largest magnitude / 127.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::kv_append::cpu::{live_value, place};
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -56,44 +55,28 @@ impl Kernel for KvAppendQ8 {
         pieces_of(args.rows, self.dim, threads)
     }
 
-    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
-        let mut rows = part(args.rows, 1, piece, pieces);
-        if let Some(ring) = self.ring {
-            // If several rows have the same place, the last one is kept.
-            rows.start = rows.start.max(args.rows.saturating_sub(ring)).min(rows.end);
-        }
-        // SAFETY: the table is read only.
-        let start = unsafe { live_value(args.live, args.start) };
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         // SAFETY: the processor supports `isa`, and `x` has these rows, by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                QuantizeRows {
-                    kernel: self,
-                    args,
-                    start,
-                    rows,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
-struct QuantizeRows<'a> {
-    kernel: &'a KvAppendQ8,
-    args: &'a Args,
-    start: usize,
-    rows: Range<usize>,
-}
-
-impl Job for QuantizeRows<'_> {
+impl Job for Piece<'_, KvAppendQ8> {
     type Out = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let (dim, words) = (self.kernel.dim, self.kernel.words());
-        for row in self.rows {
-            let at = self.start + row;
+        let mut rows = self.part(self.args.rows, 1);
+        if let Some(ring) = self.kernel.ring {
+            // If several rows have the same place, the last one is kept.
+            let first = self.args.rows.saturating_sub(ring);
+            rows.start = rows.start.max(first).min(rows.end);
+        }
+        // SAFETY: the table is read only.
+        let start = unsafe { live_value(self.args.live, self.args.start) };
+        for row in rows {
+            let at = start + row;
             let heads = self.args.heads.max(1);
             let place = match self.args.places {
                 None => self.kernel.ring.map_or(at, |n| at % n),

@@ -1,10 +1,9 @@
 //! Rotary position embedding.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of, reach};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -71,33 +70,12 @@ impl Kernel for Rotary {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let rows = part(args.count / args.dim.max(1), 1, piece, pieces);
-        let turn = self.turn(args);
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                RotateRows {
-                    args,
-                    store,
-                    rows,
-                    turn,
-                    scratch,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
-struct RotateRows<'a, 'b> {
-    args: &'a Args,
-    store: &'a Store<'b>,
-    rows: Range<usize>,
-    turn: Turn,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for RotateRows<'_, '_> {
+impl Job for Piece<'_, Rotary> {
     type Out = ();
 
     #[inline(always)]
@@ -111,7 +89,8 @@ impl Job for RotateRows<'_, '_> {
             sine,
             ..
         } = *self.args;
-        for row in self.rows {
+        let own = self.kernel.turn(self.args);
+        for row in self.part(self.args.count / dim.max(1), 1) {
             let angle = row / heads.max(1) * angles;
             // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
@@ -119,10 +98,10 @@ impl Job for RotateRows<'_, '_> {
                 let cosine = cosine.as_ptr::<f32>().cast_const().add(angle);
                 let sine = sine.as_ptr::<f32>().cast_const().add(angle);
                 if let Some(y) = self.store.address(row * dim) {
-                    turn::<S>(self.turn, x, cosine, sine, y);
+                    turn::<S>(own, x, cosine, sine, y);
                 } else {
                     let values = self.scratch.floats(dim);
-                    turn::<S>(self.turn, x, cosine, sine, values.as_mut_ptr());
+                    turn::<S>(own, x, cosine, sine, values.as_mut_ptr());
                     self.store.put(row * dim, values, None);
                 }
             }

@@ -4,14 +4,13 @@
 //! Blocks of the right operand are packed into panels in scratch; with few rows, they are read in
 //! place.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product, reach};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::gemm::{self, COLUMNS, Element, PANEL, Panels, Product, Results, Right, Rows};
 use crate::tensor::DType;
 use half::f16;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 type Args = super::Args<Bound>;
@@ -87,44 +86,8 @@ impl Kernel for MatMul {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let (units, grid) = units(args, pieces);
-        let own = part(units, 1, piece, pieces);
-        let trans_b = self.trans_b;
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            match self.b {
-                DType::F16 => {
-                    let e = PhantomData::<f16>;
-                    simd::run(
-                        self.isa,
-                        Units {
-                            args,
-                            trans_b,
-                            store,
-                            own,
-                            grid,
-                            scratch,
-                            e,
-                        },
-                    );
-                }
-                _ => {
-                    let e = PhantomData::<f32>;
-                    simd::run(
-                        self.isa,
-                        Units {
-                            args,
-                            trans_b,
-                            store,
-                            own,
-                            grid,
-                            scratch,
-                            e,
-                        },
-                    );
-                }
-            }
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
@@ -132,16 +95,6 @@ impl Kernel for MatMul {
 fn units(args: &Args, pieces: usize) -> (usize, (usize, usize)) {
     let grid = gemm::grid(args.m, args.n, ROWS, (pieces / args.batches.max(1)).max(1));
     (args.batches * grid.0 * grid.1, grid)
-}
-
-struct Units<'a, E> {
-    args: &'a Args,
-    trans_b: bool,
-    store: &'a Store<'a>,
-    own: Range<usize>,
-    grid: (usize, usize),
-    scratch: &'a mut Scratch,
-    e: PhantomData<E>,
 }
 
 /// The element type of b.
@@ -163,24 +116,33 @@ impl Item for f16 {
     }
 }
 
-impl<E: Item> Job for Units<'_, E> {
+impl Job for Piece<'_, MatMul> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            trans_b,
-            store,
-            own,
-            grid: (down, across),
-            scratch,
-            ..
-        } = self;
+        // SAFETY: b has this type; the rest by the contract.
+        unsafe {
+            match self.kernel.b {
+                DType::F16 => self.blocks::<S, f16>(),
+                _ => self.blocks::<S, f32>(),
+            }
+        }
+    }
+}
+
+impl Piece<'_, MatMul> {
+    /// # Safety
+    /// As for [`Job::run`]; b has elements of type `E`.
+    #[inline(always)]
+    unsafe fn blocks<S: Simd, E: Item>(self) {
+        let (args, store, trans_b) = (self.args, self.store, self.kernel.trans_b);
+        let (units, (down, across)) = units(args, self.pieces);
+        let own = self.part(units, 1);
         let step = gemm::k_step(args.k, 1);
         // A matmul of no rows has no units with results; one of no terms is zero.
         let most = args.m.min(ROWS);
         let sums = gemm::sums(most, COLUMNS);
-        let (sums, space) = scratch.floats(sums + step * COLUMNS).split_at_mut(sums);
+        let (sums, space) = self.scratch.floats(sums + step * COLUMNS).split_at_mut(sums);
         for unit in own {
             let (z, rest) = (unit / (down * across), unit % (down * across));
             let walk = [
@@ -501,7 +463,7 @@ mod tests {
             words: words.iter().map(|v| *v as u32).collect(),
             operands: vec![Some((DType::F32, testing::memory(&a))), Some((b_type, b))],
             defines: if trans_b { vec![("TRANS_B", 1)] } else { Vec::new() },
-            kernel: PhantomData,
+            kernel: std::marker::PhantomData,
         };
         case.check(&want, 1e-5, &format!("{m}x{n}x{k} {b_type:?} {trans_b}"));
     }

@@ -1,13 +1,12 @@
 //! Local response normalization: `x / (bias + factor * sum(x^2))^beta`. The sum is over the channel
 //! of `x`, the `before` channels before it and the `after` channels after it.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::gemm;
 use crate::tensor::DType;
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -39,19 +38,8 @@ impl Kernel for Lrn {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let planes = part(planes(args), 1, piece, pieces);
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                Planes {
-                    args,
-                    store,
-                    planes,
-                    scratch,
-                },
-            );
-        }
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
@@ -59,25 +47,13 @@ fn planes(args: &Args) -> usize {
     args.count.checked_div(args.plane).unwrap_or(0)
 }
 
-struct Planes<'a> {
-    args: &'a Args,
-    store: &'a Store<'a>,
-    planes: Range<usize>,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for Planes<'_> {
+impl Job for Piece<'_, Lrn> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         const BLOCK: usize = 1024;
-        let Self {
-            args,
-            store,
-            planes,
-            scratch,
-        } = self;
-        let results = scratch.floats(BLOCK);
+        let (args, store, planes) = (self.args, self.store, self.part(planes(self.args), 1));
+        let results = self.scratch.floats(BLOCK);
         for plane in planes {
             let channel = plane % args.channels.max(1);
             let first = plane - channel.min(args.before);

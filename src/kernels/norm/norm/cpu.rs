@@ -1,11 +1,10 @@
 //! Normalization of rows by mean and variance, with scale and bias (`norm`), and its form without
 //! mean and bias (`norm_row`).
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, part, pieces_of, product, reach};
+use crate::backend::cpu::args::{Bound, Kernel, Memory, Piece, Scratch, Store, pieces_of, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, load_part};
 use crate::backend::kernel::KernelSpec;
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -55,28 +54,9 @@ impl Kernel for Norm {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let rows = part(args.rows, 1, piece, pieces);
-        let job = NormalizeRows {
-            args,
-            store,
-            rows,
-            center: self.center,
-            by_column: self.by_column,
-            scratch,
-        };
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
-        unsafe { simd::run(self.isa, job) }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
-}
-
-/// Normalizes some rows.
-struct NormalizeRows<'a, 'b> {
-    args: &'a Args,
-    store: &'a Store<'b>,
-    rows: Range<usize>,
-    center: bool,
-    by_column: bool,
-    scratch: &'a mut Scratch,
 }
 
 /// Turns elements of a row into results: `(x - center) * factor + term`, then `* scale[c] +
@@ -89,7 +69,7 @@ struct Transform {
     bias: Option<*const f32>,
 }
 
-impl Job for NormalizeRows<'_, '_> {
+impl Job for Piece<'_, Norm> {
     type Out = ();
 
     #[inline(always)]
@@ -106,17 +86,17 @@ impl Job for NormalizeRows<'_, '_> {
             self.args.variance,
         ]
         .map(at);
-        for row in self.rows {
+        for row in self.part(self.args.rows, 1) {
             let start = row * cols;
             // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(start);
                 let (center, spread) = match (mean, variance) {
                     (Some(mean), Some(variance)) => (*mean.add(row % sets), *variance.add(row % sets)),
-                    _ => statistics::<S>(x, cols, self.center),
+                    _ => statistics::<S>(x, cols, self.kernel.center),
                 };
                 let factor = 1.0 / (spread + self.args.epsilon).sqrt();
-                if self.by_column {
+                if self.kernel.by_column {
                     let line = Transform {
                         center,
                         factor,

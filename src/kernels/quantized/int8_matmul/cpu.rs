@@ -1,6 +1,6 @@
 //! Batched matmul of two byte activations.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product, reach};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product, reach};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -48,22 +48,11 @@ impl Kernel for Int8MatMul {
             .max(1)
     }
 
-    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        if args.n == 0 || args.words == 0 {
-            return;
-        }
-        let rows = part(args.batch * args.m, 1, piece, pieces);
-        let job = Piece { args, rows, scratch };
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let job = Piece::new(self, args, store, piece, pieces, scratch);
         // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
-}
-
-struct Piece<'a> {
-    args: &'a Args,
-    /// Rows of a, counted over all matrices.
-    rows: Range<usize>,
-    scratch: &'a mut Scratch,
 }
 
 /// Rows of a that are prepared at once.
@@ -71,16 +60,23 @@ const ROWS: usize = 192;
 /// Panels of b that are packed at once.
 const PANELS: usize = 16;
 
-impl ScaledJob for Piece<'_> {
+impl ScaledJob for Piece<'_, Int8MatMul> {
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(self) {
-        let Self { args, rows, scratch } = self;
+        let args = self.args;
+        if args.n == 0 || args.words == 0 {
+            return;
+        }
+        // Rows of a, counted over all matrices.
+        let rows = self.part(args.batch * args.m, 1);
         let (m, words) = (args.m, args.words);
         let stride = words * S::STEP;
         let most = PANELS.min(args.outputs.div_ceil(WORDS));
         let tall = ROWS.min(rows.len());
         let panel = words * PANEL;
-        let room = scratch.of::<u32>(most * (panel + 3 * PANEL) + tall * (stride + 1));
+        let room = self
+            .scratch
+            .of::<u32>(most * (panel + 3 * PANEL) + tall * (stride + 1));
         let (panels, rest) = room.split_at_mut(most * panel);
         let (lists, rest) = rest.split_at_mut(most * 3 * PANEL);
         let (starts, x) = rest.split_at_mut(tall);

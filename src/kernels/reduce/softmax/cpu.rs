@@ -1,10 +1,9 @@
 //! Softmax of rows, or its logarithm.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp, load_part, store_part};
 use crate::backend::kernel::KernelSpec;
-use std::ops::Range;
 
 use super::Form;
 type Args = super::Args<Bound>;
@@ -35,47 +34,27 @@ impl Kernel for Softmax {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let rows = part(args.rows, 1, piece, pieces);
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                SoftmaxRows {
-                    args,
-                    store,
-                    rows,
-                    log: self.log,
-                    scratch,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
-struct SoftmaxRows<'a, 'b> {
-    args: &'a Args,
-    store: &'a Store<'b>,
-    rows: Range<usize>,
-    log: bool,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for SoftmaxRows<'_, '_> {
+impl Job for Piece<'_, Softmax> {
     type Out = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let cols = self.args.cols;
-        for row in self.rows {
+        for row in self.part(self.args.rows, 1) {
             let start = row * cols;
             // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(start);
                 if let Some(y) = self.store.address(start) {
-                    row_to::<S>(x, y, cols, self.log);
+                    row_to::<S>(x, y, cols, self.kernel.log);
                 } else {
                     let values = self.scratch.floats(cols);
-                    row_to::<S>(x, values.as_mut_ptr(), cols, self.log);
+                    row_to::<S>(x, values.as_mut_ptr(), cols, self.kernel.log);
                     self.store.put(start, values, None);
                 }
             }

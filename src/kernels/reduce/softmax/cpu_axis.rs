@@ -1,12 +1,11 @@
 //! Softmax along an inner axis, or its logarithm (`LOG`). With `HARD`, the first of the largest
 //! elements becomes 1 and the others 0.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::softmax::cpu::positive;
-use std::ops::Range;
 
 use super::Form;
 type Args = super::InnerArgs<Bound>;
@@ -39,30 +38,9 @@ impl Kernel for SoftmaxAxis {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let units = part(args.outer * args.inner.div_ceil(WIDTH), 1, piece, pieces);
         // SAFETY: the processor supports `isa`; the operands fit, by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                Units {
-                    args,
-                    store,
-                    units,
-                    form: self.form,
-                    scratch,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
-}
-
-/// Some units of a dispatch. A unit is up to [`WIDTH`] neighbouring rows.
-struct Units<'a, 'b> {
-    args: &'a Args,
-    store: &'a Store<'b>,
-    units: Range<usize>,
-    form: Form,
-    scratch: &'a mut Scratch,
 }
 
 /// For each row of a unit: the largest element, its position, and the inverse or the logarithm of
@@ -73,24 +51,25 @@ struct RowStats {
     sum: [f32; WIDTH],
 }
 
-impl Job for Units<'_, '_> {
+impl Job for Piece<'_, SoftmaxAxis> {
     type Out = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Args { cols, inner, .. } = *self.args;
         let per = inner.div_ceil(WIDTH).max(1);
-        for unit in self.units {
+        // A unit is up to [`WIDTH`] neighbouring rows.
+        for unit in self.part(self.args.outer * inner.div_ceil(WIDTH), 1) {
             let first = unit % per * WIDTH;
             let (base, width) = (unit / per * cols * inner + first, WIDTH.min(inner - first));
             // SAFETY: the operands have these elements, and this unit owns the results.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(base);
-                let found = find::<S>(x, cols, inner, width, self.form);
+                let found = find::<S>(x, cols, inner, width, self.kernel.form);
                 if inner == 1 {
                     let values = self.scratch.floats(cols);
                     for (c, y) in values.iter_mut().enumerate() {
-                        *y = one(*x.add(c), &found, 0, c, self.form);
+                        *y = one(*x.add(c), &found, 0, c, self.kernel.form);
                     }
                     self.store.put(base, values, None);
                     continue;
@@ -98,7 +77,7 @@ impl Job for Units<'_, '_> {
                 for c in 0..cols {
                     let mut line = [0.0; WIDTH];
                     std::ptr::copy_nonoverlapping(x.add(c * inner), line.as_mut_ptr(), width);
-                    results::<S>(&mut line, &found, c, self.form);
+                    results::<S>(&mut line, &found, c, self.kernel.form);
                     match self.store.address(base + c * inner) {
                         Some(y) => std::ptr::copy_nonoverlapping(line.as_ptr(), y, width),
                         None => self.store.put(base + c * inner, &line[..width], None),
