@@ -5,6 +5,7 @@ mod dtype;
 pub mod mini;
 mod panels;
 pub mod product;
+pub mod resample;
 
 pub use dtype::DType;
 pub use panels::{PANEL, Panels, in_panels};

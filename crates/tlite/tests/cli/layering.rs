@@ -234,7 +234,6 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("src/kernels/conv/conv/cpu.rs", 1, "a sign that the line before decides"),
     ("src/kernels/conv/conv/cpu_depthwise.rs", 1, "an offset in a band of a few thousand elements"),
     ("src/kernels/attention/kv_append/cpu.rs", 1, "a negative place is none"),
-    ("src/kernels/conv/resize/cpu.rs", 2, "a place outside stays outside"),
     ("src/kernels/movement/trilu/cpu.rs", 1, "a bound below the first column keeps none"),
     ("src/backend/cpu/mod.rs", 1, "saturating number of cores"),
     ("src/backend/mod.rs", 1, "saturating nanoseconds"),

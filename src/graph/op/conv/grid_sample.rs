@@ -4,16 +4,16 @@
 //! Operands: `x [n, c, sizes..]` and a grid `[n, places.., axes]` of coordinates in -1 to 1, last
 //! axis first; the result is `[n, c, places..]`.
 
+use crate::kernels::grid_sample::{Args, KERNEL};
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::conv::{parts, sizes};
-use crate::graph::op::resize::cubic;
-use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides,
-};
-use crate::kernels::grid_sample::{Args, KERNEL};
+use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
+pub use crate::tensor::resample::Padding;
+use crate::tensor::resample::{Sampler, cubic};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]
@@ -23,13 +23,15 @@ pub enum Mode {
     Cubic,
 }
 
-/// Values outside the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Padding {
-    Zeros,
-    Border,
-    /// The elements mirrored.
-    Reflection,
+impl Mode {
+    /// Neighbours along an axis.
+    const fn taps(self) -> usize {
+        match self {
+            Self::Nearest => 1,
+            Self::Linear => 2,
+            Self::Cubic => 4,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub struct GridSample {
 }
 
 /// The parameter of cubic interpolation.
-const CUBIC: f32 = -0.75;
+const CUBIC: f64 = -0.75;
 
 impl Op for GridSample {
     fn name(&self) -> &str {
@@ -142,7 +144,7 @@ impl Op for GridSample {
                     let along = self.taps(*v, *size);
                     taps = taps
                         .iter()
-                        .flat_map(|(at, w)| along.iter().map(move |(i, u)| (at + i * step, w * u)))
+                        .flat_map(|(at, w)| along.clone().map(move |(i, u)| (at + i * step, w * u)))
                         .collect();
                 }
                 for (x, y) in x.chunks_exact(plane).zip(y.chunks_exact_mut(area)) {
@@ -164,13 +166,8 @@ impl Op for GridSample {
             )));
         };
         let count = out.count()?;
-        let taps = match self.mode {
-            Mode::Nearest => 1,
-            Mode::Linear => 2,
-            Mode::Cubic => 4,
-        };
         let mut call = Call::new(&KERNEL, 64)
-            .define("TAPS", taps)
+            .define("TAPS", num::signed(self.mode.taps()))
             .grid(count.ceil_div(2 * 64)?, 1, 1);
         let flags = [
             ("BORDER", self.padding == Padding::Border),
@@ -196,65 +193,16 @@ impl Op for GridSample {
 
 impl GridSample {
     /// Neighbours along an axis of `size` elements for the coordinate `v`, with their weights.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "an index near the operand"
-    )]
-    fn taps(&self, v: f32, size: usize) -> Vec<(usize, f32)> {
-        let n = size as f32;
-        let mut x = if self.align_corners {
-            (v + 1.0) / 2.0 * (n - 1.0)
-        } else {
-            ((v + 1.0) * n - 1.0) / 2.0
+    fn taps(&self, v: f32, size: usize) -> impl Iterator<Item = (usize, f32)> + Clone {
+        let sampler = Sampler {
+            taps: self.mode.taps(),
+            padding: self.padding,
+            corners: self.align_corners,
         };
-        if !x.is_finite() {
-            x = -2.0;
-        }
-        // Cubic interpolation pads each neighbour; the other modes pad the position itself.
-        if self.mode != Mode::Cubic {
-            x = match self.padding {
-                Padding::Zeros => x.clamp(-2.0, n + 1.0),
-                Padding::Border => x.clamp(0.0, n - 1.0),
-                Padding::Reflection => self.reflect(x, n),
-            };
-        }
-        let floor = x.floor();
-        let items: Vec<(f32, f32)> = match self.mode {
-            Mode::Nearest => vec![(x.round_ties_even(), 1.0)],
-            Mode::Linear => vec![(floor, 1.0 - (x - floor)), (floor + 1.0, x - floor)],
-            Mode::Cubic => (-1..3)
-                .map(|i| (floor + i as f32, cubic(CUBIC, (x - floor - i as f32).abs())))
-                .collect(),
-        };
-        let place = |i: f32| {
-            let i = match self.padding {
-                Padding::Zeros => i,
-                Padding::Border => i.clamp(0.0, n - 1.0),
-                Padding::Reflection => self.reflect(i, n),
-            };
-            usize::try_from(i.round() as i64).ok().filter(|i| *i < size)
-        };
-        items
-            .into_iter()
-            .filter_map(|(i, w)| place(i).map(|i| (i, w)))
-            .collect()
-    }
-
-    /// Mirrors `x` at the centers or borders of the outermost elements until it is inside, then
-    /// clamps it to the elements.
-    fn reflect(&self, x: f32, n: f32) -> f32 {
-        let (low, high) = if self.align_corners {
-            (0.0, n - 1.0)
-        } else {
-            (-0.5, n - 0.5)
-        };
-        let span = high - low;
-        if span <= 0.0 {
-            return 0.0;
-        }
-        let at = (x - low).rem_euclid(2.0 * span);
-        (low + at.min(2.0 * span - at)).clamp(0.0, n - 1.0)
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
+        let weight = |x: f32, low: f32, i: f32| cubic(CUBIC, f64::from((x - low - i).abs())) as f32;
+        let all = sampler.neighbours(v, size, weight).into_iter();
+        all.take(sampler.taps).filter_map(|(i, w)| Some((i?, w)))
     }
 }
 

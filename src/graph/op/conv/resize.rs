@@ -21,29 +21,7 @@ mod lower;
 mod ratio;
 mod taps;
 
-pub(crate) use taps::cubic;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Nearest(Nearest),
-    /// Two elements along each axis.
-    Linear,
-    /// Four elements along each axis.
-    Cubic,
-}
-
-/// Rounding to the nearest element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nearest {
-    /// Ties go down.
-    RoundPreferFloor,
-    /// Ties go up.
-    RoundPreferCeil,
-    Floor,
-    Ceil,
-    /// Up along an axis that shrinks, else down: opset 10 and before.
-    Simple,
-}
+pub use crate::tensor::resample::{Mode, Nearest};
 
 /// Mapping from positions in the result to positions in the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,24 +5,13 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Sink, pieces};
 use crate::tensor::DType;
+use crate::tensor::resample::{Padding, Sampler, cubic};
 
 type Args = super::Args<Bound>;
 
-/// How positions outside the input are handled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Padding {
-    Zeros,
-    Border,
-    Reflection,
-}
-
-/// `y[n, c, i]` is `x[n, c]` at the position `grid[n, i]`, interpolated among `taps` elements along
-/// each axis.
-pub struct GridSample {
-    taps: usize,
-    padding: Padding,
-    corners: bool,
-}
+/// `y[n, c, i]` is `x[n, c]` at the position `grid[n, i]`, interpolated among some elements
+/// along each axis.
+pub struct GridSample(Sampler);
 
 /// Positions that are sampled together.
 const BLOCK: usize = 64;
@@ -30,79 +19,6 @@ const BLOCK: usize = 64;
 const MOST: usize = 16;
 /// A neighbour outside of the input, which counts as 0.
 const OUTSIDE: usize = usize::MAX;
-
-/// The weight of an element at distance `d` in cubic interpolation.
-fn cubic(d: f32) -> f32 {
-    let a = -0.75;
-    if d <= 1.0 {
-        ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
-    } else if d < 2.0 {
-        ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
-    } else {
-        0.0
-    }
-}
-
-impl GridSample {
-    /// Mirrors `x` at the centers or borders of the outermost of `n` elements until it is inside.
-    fn reflect(&self, x: f32, n: f32) -> f32 {
-        let (low, high) = if self.corners {
-            (0.0, n - 1.0)
-        } else {
-            (-0.5, n - 0.5)
-        };
-        let span = high - low;
-        if span <= 0.0 {
-            return 0.0;
-        }
-        let at = (x - low).rem_euclid(2.0 * span);
-        (low + at.min(2.0 * span - at)).clamp(0.0, n - 1.0)
-    }
-
-    /// Neighbours of the coordinate `v` along an axis of `size` elements, and their weights.
-    fn neighbours(&self, v: f32, size: usize) -> [(usize, f32); 4] {
-        let n = size as f32;
-        let mut x = if self.corners {
-            (v + 1.0) / 2.0 * (n - 1.0)
-        } else {
-            ((v + 1.0) * n - 1.0) / 2.0
-        };
-        if !x.is_finite() {
-            x = -2.0;
-        }
-        // Cubic interpolation applies padding to each neighbour, other modes to the position.
-        if self.taps != 4 {
-            x = match self.padding {
-                Padding::Zeros => x.clamp(-2.0, n + 1.0),
-                Padding::Border => x.clamp(0.0, n - 1.0),
-                Padding::Reflection => self.reflect(x, n),
-            };
-        }
-        let low = x.floor();
-        let all: [(f32, f32); 4] = match self.taps {
-            1 => [(x.round_ties_even(), 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)],
-            2 => [
-                (low, 1.0 - (x - low)),
-                (low + 1.0, x - low),
-                (0.0, 0.0),
-                (0.0, 0.0),
-            ],
-            _ => std::array::from_fn(|i| {
-                let at = low + i as f32 - 1.0;
-                (at, cubic((x - at).abs()))
-            }),
-        };
-        all.map(|(at, weight)| {
-            let at = match self.padding {
-                Padding::Zeros => at,
-                Padding::Border => at.clamp(0.0, n - 1.0),
-                Padding::Reflection => self.reflect(at, n).round(),
-            };
-            let inside = at >= 0.0 && at < n;
-            (if inside { at as usize } else { OUTSIDE }, weight)
-        })
-    }
-}
 
 impl Kernel for GridSample {
     type Signature = super::Args;
@@ -118,16 +34,17 @@ impl Kernel for GridSample {
             Padding::Zeros
         };
         let taps = usize::try_from(*spec.defines.get("TAPS")?).ok()?;
-        (floats && matches!(taps, 1 | 2 | 4)).then(|| Self {
+        let corners = has("CORNERS");
+        (floats && matches!(taps, 1 | 2 | 4)).then_some(Self(Sampler {
             taps,
             padding,
-            corners: has("CORNERS"),
-        })
+            corners,
+        }))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let blocks = args.count / (args.channels * BLOCK).max(1);
-        pieces(4 * args.count * self.taps, blocks, threads)
+        pieces(4 * args.count * self.0.taps, blocks, threads)
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
@@ -148,18 +65,21 @@ impl Kernel for GridSample {
         let sink = Sink { store };
         let per_image = places.div_ceil(BLOCK);
         let images = count / channels / places;
-        let square = self.taps * self.taps;
+        let side = self.0.taps;
+        let square = side * side;
+        let cubic = |x: f32, low: f32, i: f32| cubic(-0.75, (x - (low + i)).abs());
         let mut taps = [[(OUTSIDE, 0.0f32); MOST]; BLOCK];
         for block in part(images * per_image, 1, piece, pieces) {
             let (image, from) = (block / per_image, block % per_image * BLOCK);
             let n = BLOCK.min(places - from);
             let grid = &grid[2 * (image * places + from)..2 * (image * places + from + n)];
             for (taps, at) in taps.iter_mut().zip(grid.chunks_exact(2)) {
-                let (rows, cols) = (self.neighbours(at[1], in_h), self.neighbours(at[0], in_w));
+                let rows = self.0.neighbours(at[1], in_h, cubic);
+                let cols = self.0.neighbours(at[0], in_w, cubic);
                 for (i, tap) in taps[..square].iter_mut().enumerate() {
-                    let ((row, u), (col, w)) = (rows[i / self.taps], cols[i % self.taps]);
-                    let outside = row == OUTSIDE || col == OUTSIDE;
-                    *tap = (if outside { OUTSIDE } else { row * in_w + col }, u * w);
+                    let ((row, u), (col, w)) = (rows[i / side], cols[i % side]);
+                    let at = row.zip(col).map_or(OUTSIDE, |(row, col)| row * in_w + col);
+                    *tap = (at, u * w);
                 }
             }
             for channel in 0..channels {
@@ -228,7 +148,7 @@ mod tests {
                 1 => vec![(p.round_ties_even(), 1.0)],
                 2 => vec![(low, 1.0 - (p - low)), (low + 1.0, p - low)],
                 _ => (-1..3)
-                    .map(|i| (low + i as f32, super::cubic((p - low - i as f32).abs())))
+                    .map(|i| (low + i as f32, super::cubic(-0.75, (p - low - i as f32).abs())))
                     .collect(),
             };
             list.into_iter()

@@ -1,13 +1,12 @@
 //! Interpolation along one or two axes: `y[o, i, m, j, t]` from `x[o, in_h, m, in_w, t]`.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part, product};
+use crate::kernels::cpu::gemm;
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use crate::kernels::cpu::gemm;
 use crate::tensor::DType;
-use std::cmp::Ordering;
-use std::ops::Range;
+use crate::tensor::resample::{Axis, Mode, Nearest, Positions};
 
 type Args = super::Args<Bound>;
 
@@ -22,32 +21,16 @@ enum Coordinates {
     Crop,
 }
 
-/// How the nearest element is chosen (`ROUNDING`).
-#[derive(Clone, Copy, PartialEq)]
-enum Rounding {
-    Down,
-    Up,
-    NearestOrDown,
-    NearestOrUp,
-    UpIfSmaller,
-}
-
-#[derive(Clone, Copy)]
-struct Mode {
+pub struct Resize {
+    isa: Isa,
     coordinates: Coordinates,
-    rounding: Rounding,
-    /// Elements per result along an axis: 1 (nearest), 2 (linear) or 4 (cubic).
-    taps: usize,
+    mode: Mode,
     /// Whether both axes are resized.
     high: bool,
     /// Whether elements outside have weight 0.
     inside_only: bool,
-}
-
-pub struct Resize {
-    isa: Isa,
-    mode: Mode,
-    x: DType,
+    /// Whether elements are words, which are only copied.
+    words: bool,
 }
 
 impl Kernel for Resize {
@@ -62,68 +45,41 @@ impl Kernel for Resize {
             2 => Coordinates::Crop,
             _ => return None,
         };
-        let rounding = match number("ROUNDING").unwrap_or(0) {
-            0 => Rounding::Down,
-            1 => Rounding::Up,
-            2 => Rounding::NearestOrDown,
-            3 => Rounding::NearestOrUp,
-            4 => Rounding::UpIfSmaller,
+        let mode = match number("TAPS")? {
+            1 => Mode::Nearest(*Nearest::ALL.get(usize::try_from(number("ROUNDING")?).ok()?)?),
+            2 => Mode::Linear,
+            4 => Mode::Cubic,
             _ => return None,
-        };
-        let taps = match number("TAPS")? {
-            1 => 1,
-            2 => 2,
-            4 => 4,
-            _ => return None,
-        };
-        let mode = Mode {
-            coordinates,
-            rounding,
-            taps,
-            high: is_set("HIGH"),
-            inside_only: is_set("INSIDE_ONLY"),
         };
         let x = dtype(spec, 0)?;
-        // Elements of other types are words, which are only copied.
-        (x == DType::F32 || x != DType::F16 && taps == 1).then_some(Self { isa, mode, x })
+        let words = x != DType::F32;
+        (!words || x != DType::F16 && mode.taps() == 1).then_some(Self {
+            isa,
+            coordinates,
+            mode,
+            high: is_set("HIGH"),
+            inside_only: is_set("INSIDE_ONLY"),
+            words,
+        })
     }
 
     fn fits(&self, args: &Args) -> bool {
         let (rows, high) = (rows(args), product(&[args.mid, args.out_h]));
         let row = product(&[args.in_h, args.mid, args.in_w, args.inner]);
-        rows == 0 || high > 0 && args.x.holds::<f32>(product(&[rows.div_ceil(high), row]))
+        // Elements of a row have numbers below that of `OUTSIDE`.
+        let numbered = product(&[args.in_w, args.inner]) < OUTSIDE as usize;
+        let held = || args.x.holds::<f32>(product(&[rows.div_ceil(high), row]));
+        rows == 0 || high > 0 && row > 0 && numbered && held()
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        let work = args.count.saturating_mul(4 * (2 * self.mode.taps + 1));
+        let work = args.count.saturating_mul(4 * (2 * self.mode.taps() + 1));
         gemm::pieces(work, threads).min(rows(args)).max(1)
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let rows = part(rows(args), 1, piece, pieces);
-        let (mode, y) = (self.mode, store.y);
-        if rows.is_empty() || args.in_h == 0 || args.in_w == 0 {
-            return;
-        }
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            if self.x == DType::F32 {
-                simd::run(
-                    self.isa,
-                    Floats {
-                        args,
-                        mode,
-                        store,
-                        rows,
-                        scratch,
-                    },
-                );
-            } else {
-                #[allow(clippy::cast_possible_truncation, reason = "saturates")]
-                let outside = (args.outside as i32).cast_unsigned();
-                words(args, mode, y, rows, outside, scratch);
-            }
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
@@ -132,309 +88,106 @@ fn rows(args: &Args) -> usize {
     args.count.checked_div(args.out_w * args.inner).unwrap_or(0)
 }
 
-/// An axis.
-#[derive(Clone, Copy)]
-struct Axis {
-    size: usize,
-    out: usize,
-    step: u32,
-    first: i32,
-    unit: u32,
-    start: f32,
-    end: f32,
-    cubic: f32,
-}
+/// The element of results outside the operand.
+const OUTSIDE: u32 = u32::MAX;
 
-/// A position in the operand: `low + part`, where `part` is at least 0 and less than 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Position {
-    low: i64,
-    part: f64,
-    /// How `part` compares with one half, exactly.
-    half: Ordering,
-}
-
-impl Position {
-    #[allow(clippy::cast_possible_truncation, reason = "positions are near the operand")]
-    fn of(x: f64) -> Self {
-        let part = x - x.floor();
-        Self {
-            low: x.floor() as i64,
-            part,
-            half: part.total_cmp(&0.5),
-        }
-    }
-
-    /// The position `over / unit`.
-    fn fraction(over: i128, unit: u32) -> Self {
-        let unit = i128::from(unit.max(1));
-        let (low, rest) = (over.div_euclid(unit), over.rem_euclid(unit));
-        Self {
-            low: i64::try_from(low).unwrap_or(i64::MAX),
-            part: rest as f64 / unit as f64,
-            half: (2 * rest).cmp(&unit),
-        }
-    }
-}
-
-/// The elements that make a result along an axis.
-#[derive(Clone, Copy)]
-struct Taps {
-    elements: [u32; 4],
-    weights: [f32; 4],
-    is_inside: bool,
-}
-
-fn axes(args: &Args) -> [Axis; 2] {
-    let high = Axis {
-        size: args.in_h,
-        out: args.out_h,
-        step: word(args.step_h),
-        first: args.first_h,
-        unit: word(args.unit_h),
-        start: args.start_h,
-        end: args.end_h,
-        cubic: args.cubic,
-    };
-    let wide = Axis {
-        size: args.in_w,
-        out: args.out_w,
-        step: word(args.step_w),
-        first: args.first_w,
-        unit: word(args.unit_w),
-        start: args.start_w,
-        end: args.end_w,
-        cubic: args.cubic,
-    };
-    [high, wide]
-}
-
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "elements of an axis of at most u32::MAX elements"
-)]
-impl Axis {
-    /// The position of result `i` in the operand.
-    fn position(self, coordinates: Coordinates, i: usize) -> Position {
-        match coordinates {
-            Coordinates::OneIsFirst if self.out <= 1 => Position::of(0.0),
-            Coordinates::Line | Coordinates::OneIsFirst => {
-                let over = i as i128 * i128::from(self.step) + i128::from(self.first);
-                Position::fraction(over, self.unit)
-            }
-            Coordinates::Crop => {
-                let (start, end) = (f64::from(self.start), f64::from(self.end));
-                let last = self.size as f64 - 1.0;
-                Position::of(if self.out <= 1 {
-                    0.5 * (start + end) * last
-                } else {
-                    start * last + i as f64 * (end - start) * last / (self.out - 1) as f64
-                })
-            }
-        }
-    }
-
-    fn nearest(self, rounding: Rounding, at: Position) -> u32 {
-        let up = match rounding {
-            Rounding::NearestOrDown => at.half.is_gt(),
-            Rounding::NearestOrUp => at.half.is_ge(),
-            Rounding::Up => at.part > 0.0,
-            Rounding::UpIfSmaller => self.step > self.unit && at.part > 0.0,
-            Rounding::Down => false,
+impl Resize {
+    /// The axes `in_h` and `in_w`.
+    fn axes(&self, a: &Args) -> [Axis; 2] {
+        let axis = |size, out, [step, unit]: [usize; 2], first: i32, bounds| Axis {
+            size,
+            positions: match self.coordinates {
+                Coordinates::Crop => Positions::Region { bounds, out },
+                Coordinates::OneIsFirst if out <= 1 => Positions::FIRST,
+                _ => Positions::Line {
+                    step: step as i128,
+                    first: first.into(),
+                    unit: unit as i128,
+                },
+            },
+            mode: self.mode,
+            cubic: a.cubic,
+            inside_only: self.inside_only,
+            shrinks: step > unit,
+            stretch: 1.0,
         };
-        self.inside(at.low.saturating_add(i64::from(up)))
-    }
-
-    /// The nearest element of the operand.
-    fn inside(self, at: i64) -> u32 {
-        at.clamp(0, self.size as i64 - 1) as u32
-    }
-
-    fn taps(self, mode: Mode, i: usize) -> Taps {
-        let last = self.size as i64 - 1;
-        let mut at = self.position(mode.coordinates, i);
-        let within = (0..last).contains(&at.low) && at.part < 1.0;
-        let mut taps = Taps {
-            elements: [0; 4],
-            weights: [1.0, 0.0, 0.0, 0.0],
-            is_inside: mode.coordinates != Coordinates::Crop || within || at.low == last && at.part == 0.0,
-        };
-        if mode.taps == 1 {
-            taps.elements[0] = self.nearest(mode.rounding, at);
-            return taps;
+        let mut high = axis(
+            a.in_h,
+            a.out_h,
+            [a.step_h, a.unit_h],
+            a.first_h,
+            (a.start_h, a.end_h),
+        );
+        if !self.high {
+            (high.positions, high.mode) = (Positions::SAME, Mode::Nearest(Nearest::Floor));
         }
-        if mode.taps == 2 && !(0..last).contains(&at.low) {
-            (at.low, at.part) = (at.low.clamp(0, last), 0.0);
-        }
-        let mut sum = 0.0;
-        let found = taps.elements.iter_mut().zip(&mut taps.weights);
-        for (t, (element, weight)) in found.take(mode.taps).enumerate() {
-            let beside = t as i64 - (mode.taps as i64 / 2 - 1);
-            let place = at.low.saturating_add(beside);
-            let distance = (at.part - beside as f64).abs() as f32;
-            *weight = if mode.taps == 4 {
-                cubic(self.cubic, distance)
-            } else {
-                (1.0 - distance).max(0.0)
-            };
-            if mode.inside_only && !(0..=last).contains(&place) {
-                *weight = 0.0;
-            }
-            sum += *weight;
-            *element = self.inside(place);
-        }
-        taps.weights.iter_mut().take(mode.taps).for_each(|w| *w /= sum);
-        taps
+        let wide = axis(
+            a.in_w,
+            a.out_w,
+            [a.step_w, a.unit_w],
+            a.first_w,
+            (a.start_w, a.end_w),
+        );
+        [high, wide]
     }
 }
 
-/// The cubic convolution kernel with parameter `a`.
-fn cubic(a: f32, d: f32) -> f32 {
-    if d <= 1.0 {
-        ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
-    } else if d < 2.0 {
-        ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
-    } else {
-        0.0
-    }
-}
-
-/// An element as a `u32`.
-fn word(element: usize) -> u32 {
-    u32::try_from(element).unwrap_or(u32::MAX)
-}
-
-/// What row `row` of results is made from: the first element of each row of x, and the taps.
-fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps) {
-    let (m, i, o) = (
-        row % args.mid,
-        row / args.mid % args.out_h,
-        row / args.mid / args.out_h,
-    );
-    let taps = if mode.high {
-        axis.taps(mode, i)
-    } else {
-        let elements = [word(i.min(args.in_h - 1)); 4];
-        Taps {
-            elements,
-            weights: [1.0, 0.0, 0.0, 0.0],
-            is_inside: true,
-        }
-    };
-    let width = args.in_w * args.inner;
-    let start = |element: u32| ((o * args.in_h + element as usize) * args.mid + m) * width;
-    (taps.elements.map(start), taps)
-}
-
-/// Fills rows of results with the nearest words of the operand.
-/// # Safety
-/// The operands fit, and the caller owns the results.
-unsafe fn words(args: &Args, mode: Mode, y: Memory, rows: Range<usize>, outside: u32, scratch: &mut Scratch) {
-    let [high, wide] = axes(args);
-    let (width, inner) = (args.out_w * args.inner, args.inner);
-    let columns = scratch.of::<u32>(args.out_w);
-    for (j, column) in columns.iter_mut().enumerate() {
-        let taps = wide.taps(mode, j);
-        *column = if taps.is_inside {
-            taps.elements[0]
-        } else {
-            u32::MAX
-        };
-    }
-    for row in rows {
-        let (starts, taps) = row_of(args, mode, high, row);
-        // SAFETY: a row of results of this piece, and one of x.
-        let (y, x) = unsafe {
-            let x = args.x.as_ptr::<u32>().add(starts[0]);
-            (
-                y.slice_mut::<u32>(row * width..(row + 1) * width),
-                std::slice::from_raw_parts(x, args.in_w * inner),
-            )
-        };
-        for (y, column) in y.chunks_exact_mut(inner).zip(&*columns) {
-            let at = *column as usize * inner;
-            match x.get(at..at + inner) {
-                Some(x) if taps.is_inside => y.copy_from_slice(x),
-                _ => y.fill(outside),
-            }
-        }
-    }
-}
-
-struct Floats<'a> {
-    args: &'a Args,
-    mode: Mode,
-    store: &'a Store<'a>,
-    rows: Range<usize>,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for Floats<'_> {
+impl Job for Piece<'_, Resize> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            mode,
-            store,
-            rows,
-            scratch,
-        } = self;
-        let [high, wide] = axes(args);
-        let (from, to, inner, taps) = (
-            args.in_w * args.inner,
-            args.out_w * args.inner,
-            args.inner,
-            mode.taps,
-        );
-        let (x, rest) = scratch
-            .floats(from + to + 2 * taps * args.out_w)
-            .split_at_mut(from);
+        let (kernel, args, rows) = (self.kernel, self.args, self.part(rows(self.args), 1));
+        if rows.is_empty() {
+            return;
+        }
+        let ([high, wide], count) = (kernel.axes(args), kernel.mode.taps());
+        let (from, to) = (args.in_w * args.inner, args.out_w * args.inner);
+        // Words are moved as floats, which keeps their bits.
+        let outside = match kernel.words {
+            true => f32::from_bits((args.outside as i32).cast_unsigned()),
+            false => args.outside,
+        };
+        let space = self.scratch.floats(from + to + 2 * count * args.out_w);
+        let (x, rest) = space.split_at_mut(from);
         let (y, rest) = rest.split_at_mut(to);
         // Tap t of result j is at `t * out_w + j`.
-        let (weights, elements) = rest.split_at_mut(taps * args.out_w);
+        let (weights, elements) = rest.split_at_mut(count * args.out_w);
         let elements = bytemuck::cast_slice_mut::<f32, u32>(elements);
-        let mut leaves = false;
+        let mut taps = [(0, 0f32); 4];
         for j in 0..args.out_w {
-            let found = wide.taps(mode, j);
-            leaves |= !found.is_inside;
-            for t in 0..taps {
-                elements[t * args.out_w + j] = word(found.elements[t] as usize * inner);
-                weights[t * args.out_w + j] = found.weights[t];
+            let inside = wide.taps(j, &mut taps[..count]);
+            for (t, (element, weight)) in taps[..count].iter().enumerate() {
+                let element = (element * args.inner) as u32;
+                elements[t * args.out_w + j] = if inside { element } else { OUTSIDE };
+                weights[t * args.out_w + j] = *weight;
             }
         }
+        let taps = &mut taps[..high.mode.taps()];
         for row in rows {
-            let (starts, found) = row_of(args, mode, high, row);
-            let sources = if mode.high { taps } else { 1 };
-            if found.is_inside {
+            let (m, i) = (row % args.mid, row / args.mid % args.out_h);
+            let o = row / args.mid / args.out_h;
+            if high.taps(i, taps) {
                 // SAFETY: rows of x, which fits.
-                let row = |a: usize| unsafe {
-                    std::slice::from_raw_parts(args.x.as_ptr::<f32>().add(starts[a]), from)
+                let row = |element: usize| unsafe {
+                    let at = ((o * args.in_h + element) * args.mid + m) * from;
+                    std::slice::from_raw_parts(args.x.as_ptr::<f32>().add(at), from)
                 };
-                let source = if sources == 1 {
-                    row(0)
+                let (first, w) = taps[0];
+                let source = if taps.len() == 1 {
+                    row(first)
                 } else {
-                    let w = found.weights;
-                    x.iter_mut().zip(row(0)).for_each(|(s, v)| *s = w[0] * v);
-                    for (a, w) in w.iter().enumerate().take(sources).skip(1) {
-                        x.iter_mut().zip(row(a)).for_each(|(s, v)| *s += w * v);
+                    x.iter_mut().zip(row(first)).for_each(|(s, v)| *s = w * v);
+                    for (element, w) in taps[1..].iter().copied() {
+                        x.iter_mut().zip(row(element)).for_each(|(s, v)| *s += w * v);
                     }
                     &*x
                 };
-                along(source, elements, weights, inner, taps, y);
-            }
-            if !found.is_inside {
-                y.fill(args.outside);
-            } else if leaves {
-                for (j, y) in y.chunks_exact_mut(inner).enumerate() {
-                    if !wide.taps(mode, j).is_inside {
-                        y.fill(args.outside);
-                    }
-                }
+                along(source, elements, weights, args.inner, outside, y);
+            } else {
+                y.fill(outside);
             }
             // SAFETY: results of this piece.
-            unsafe { store.put(row * to, y, None) };
+            unsafe { self.store.put(row * to, y, None) };
         }
     }
 }
@@ -442,38 +195,34 @@ impl Job for Floats<'_> {
 /// Computes a row of results from a row of elements. `elements` and `weights` have a row for each
 /// tap.
 #[inline(always)]
-fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, taps: usize, y: &mut [f32]) {
-    let out = elements.len() / taps;
-    for t in 0..taps {
-        let (elements, weights) = (
-            &elements[t * out..(t + 1) * out],
-            &weights[t * out..(t + 1) * out],
-        );
+fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, outside: f32, y: &mut [f32]) {
+    let out = y.len() / inner;
+    let rows = elements.chunks_exact(out).zip(weights.chunks_exact(out));
+    let taps = rows.len();
+    for (t, (elements, weights)) in rows.enumerate() {
         let pairs = elements.iter().zip(weights);
+        let put = |y: &mut f32, v: f32, w: f32| {
+            *y = if taps == 1 {
+                v
+            } else if t == 0 {
+                w * v
+            } else {
+                *y + w * v
+            };
+        };
         if inner == 1 {
             for (y, (e, w)) in y.iter_mut().zip(pairs) {
-                let v = x.get(*e as usize).copied().unwrap_or_default();
-                *y = if taps == 1 {
-                    v
-                } else if t == 0 {
-                    w * v
-                } else {
-                    *y + w * v
-                };
+                match x.get(*e as usize) {
+                    Some(v) => put(y, *v, *w),
+                    None => *y = outside,
+                }
             }
-            continue;
-        }
-        for (y, (e, w)) in y.chunks_exact_mut(inner).zip(pairs) {
-            // Results outside the operand are filled afterwards.
-            let Some(x) = x.get(*e as usize..) else { continue };
-            for (y, v) in y.iter_mut().zip(x) {
-                *y = if taps == 1 {
-                    *v
-                } else if t == 0 {
-                    w * v
-                } else {
-                    *y + w * v
-                };
+        } else {
+            for (y, (e, w)) in y.chunks_exact_mut(inner).zip(pairs) {
+                match x.get(*e as usize..) {
+                    Some(x) => y.iter_mut().zip(x).for_each(|(y, v)| put(y, *v, *w)),
+                    None => y.fill(outside),
+                }
             }
         }
     }
@@ -510,36 +259,25 @@ mod tests {
         lists.concat()
     }
 
-    fn reference(a: &Args, mode: Mode, x: &[f32]) -> Vec<f64> {
-        let [high, wide] = axes(a);
-        let one = Taps {
-            elements: [0; 4],
-            weights: [1.0, 0.0, 0.0, 0.0],
-            is_inside: true,
-        };
+    fn reference(a: &Args, kernel: &Resize, x: &[f32]) -> Vec<f64> {
+        let [high, wide] = kernel.axes(a);
         (0..a.count)
             .map(|at| {
                 let (t, rest) = (at % a.inner, at / a.inner);
                 let (j, rest) = (rest % a.out_w, rest / a.out_w);
                 let (m, rest) = (rest % a.mid, rest / a.mid);
                 let (i, o) = (rest % a.out_h, rest / a.out_h);
-                let rows = if mode.high {
-                    high.taps(mode, i)
-                } else {
-                    Taps {
-                        elements: [i as u32; 4],
-                        ..one
-                    }
-                };
-                let columns = wide.taps(mode, j);
-                if !(rows.is_inside && columns.is_inside) {
+                let (mut rows, mut columns) = ([(0, 0f64); 4], [(0, 0f64); 4]);
+                let rows = &mut rows[..high.mode.taps()];
+                let columns = &mut columns[..wide.mode.taps()];
+                if !high.taps(i, rows) || !wide.taps(j, columns) {
                     return f64::from(a.outside);
                 }
                 let mut sum = 0.0;
-                for (row, u) in rows.elements.iter().zip(rows.weights) {
-                    for (column, w) in columns.elements.iter().zip(columns.weights) {
-                        let at = ((o * a.in_h + *row as usize) * a.mid + m) * a.in_w + *column as usize;
-                        sum += f64::from(u) * f64::from(w) * f64::from(x[at * a.inner + t]);
+                for (row, u) in &*rows {
+                    for (column, w) in &*columns {
+                        let at = ((o * a.in_h + row) * a.mid + m) * a.in_w + column;
+                        sum += u * w * f64::from(x[at * a.inner + t]);
                     }
                 }
                 sum
@@ -571,7 +309,7 @@ mod tests {
                 let words = args(s, high);
                 let args = Args::read(&words, &[Some(memory); 2]).unwrap();
                 let kernel = Resize::new(&spec, Isa::Portable).unwrap();
-                let want = reference(&args, kernel.mode, &x);
+                let want = reference(&args, &kernel, &x);
                 let name = format!("{s:?} {defines:?}");
                 let operands = vec![Some((DType::F32, memory))];
                 let case = Case::<Resize> {
@@ -607,32 +345,5 @@ mod tests {
         };
         let want: Vec<u32> = (0..48).map(|i| i / 8 / 2 * 4 + i % 8 / 2).collect();
         assert_eq!(got, want);
-    }
-
-    #[test]
-    fn coordinates_have_known_values() {
-        let axis = |step, first, unit| Axis {
-            size: 50,
-            out: 15,
-            step,
-            first,
-            unit,
-            start: 0.25,
-            end: 0.75,
-            cubic: -0.75,
-        };
-        let asymmetric = axis(100, 0, 30);
-        let at = asymmetric.position(Coordinates::Line, 3);
-        assert_eq!((at.low, at.part), (10, 0.0), "3 * 50 / 15, exactly");
-        let half_pixel = axis(60, 21, 18);
-        let at = half_pixel.position(Coordinates::Line, 1);
-        assert_eq!((at.low, at.part, at.half), (4, 0.5, Ordering::Equal));
-        assert_eq!(half_pixel.nearest(Rounding::NearestOrDown, at), 4);
-        assert_eq!(half_pixel.nearest(Rounding::NearestOrUp, at), 5);
-        assert_eq!(half_pixel.nearest(Rounding::UpIfSmaller, at), 5);
-        assert_eq!(half_pixel.nearest(Rounding::Up, Position::of(99.5)), 49);
-        assert_eq!(axis(9, -4, 18).position(Coordinates::Line, 0).low, -1);
-        let crop = asymmetric.position(Coordinates::Crop, 7);
-        assert_eq!((crop.low, crop.part), (24, 0.5));
     }
 }

@@ -1,7 +1,7 @@
 //! Resampling along one or two axes on a device.
 
 use super::ratio::{Line, Ratio};
-use super::{Coordinates, Mode, Nearest, Policy, Resize};
+use super::{Coordinates, Mode, Policy, Resize};
 use crate::graph::op::{OpError, OpResult, axes};
 use crate::kernels::resize::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
@@ -105,24 +105,19 @@ impl Changed {
 }
 
 /// Numbers of the kernel: coordinates, taps, rounding.
-const fn mode_numbers(op: &Resize) -> [(&'static str, i64); 3] {
+fn mode_numbers(op: &Resize) -> [(&'static str, i64); 3] {
     let coordinates = match op.coordinates {
         Coordinates::PytorchHalfPixel | Coordinates::AlignCorners => 1,
         Coordinates::TfCropAndResize => 2,
         _ => 0,
     };
-    let (taps, rounding) = match op.mode {
-        Mode::Linear => (2, 0),
-        Mode::Cubic => (4, 0),
-        Mode::Nearest(Nearest::Floor) => (1, 0),
-        Mode::Nearest(Nearest::Ceil) => (1, 1),
-        Mode::Nearest(Nearest::RoundPreferFloor) => (1, 2),
-        Mode::Nearest(Nearest::RoundPreferCeil) => (1, 3),
-        Mode::Nearest(Nearest::Simple) => (1, 4),
+    let rounding = match op.mode {
+        Mode::Nearest(rule) => rule as i64,
+        _ => 0,
     };
     [
         ("COORDINATES", coordinates),
-        ("TAPS", taps),
+        ("TAPS", num::signed(op.mode.taps())),
         ("ROUNDING", rounding),
     ]
 }
