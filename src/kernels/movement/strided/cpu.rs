@@ -289,14 +289,7 @@ impl<T: Word> Matrix<T> {
     /// As for [`Transposer`].
     #[inline(always)]
     unsafe fn transpose<K: Transposer<T>>(self) {
-        let Self {
-            x,
-            xs,
-            y,
-            ys,
-            rows,
-            cols,
-        } = self;
+        let (xs, ys, rows, cols) = (self.xs, self.ys, self.rows, self.cols);
         // A narrow matrix is one tile.
         let [high, wide] = if rows < 8 || cols < 8 {
             [rows, cols]
@@ -308,7 +301,7 @@ impl<T: Word> Matrix<T> {
                 let (rows, cols) = (high.min(rows - j), wide.min(cols - i));
                 // SAFETY: by the contract.
                 unsafe {
-                    let (x, y) = (x.offset(i.cast_signed() * xs).add(j), y.add(j * ys + i));
+                    let (x, y) = (self.x.offset(i.cast_signed() * xs).add(j), self.y.add(j * ys + i));
                     if rows == TILE && cols == TILE {
                         // A buffer in between lets whole cache lines be written.
                         let mut buffer = [0; TILE * TILE];
@@ -343,22 +336,7 @@ unsafe fn transpose<T: Word>(isa: Isa, m: Matrix<T>) {
         if std::any::TypeId::of::<T>() == std::any::TypeId::of::<u32>()
             && matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni)
         {
-            let Matrix {
-                x,
-                xs,
-                y,
-                ys,
-                rows,
-                cols,
-            } = m;
-            return transpose_avx2(Matrix {
-                x: x.cast(),
-                xs,
-                y,
-                ys,
-                rows,
-                cols,
-            });
+            return transpose_avx2((&raw const m).cast::<Matrix<u32>>().read());
         }
         let _ = isa;
         m.transpose::<Plain>();
