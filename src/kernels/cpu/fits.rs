@@ -274,3 +274,29 @@ fn smaller_operands_of_tables_and_conversions_of_bytes_do_not_fit() {
     let sizes = [(I, 28), (I, 84)];
     check::<crate::kernels::int8_layout::cpu::Int8Leave>(&[], &[84, 6, 8, 7, 0], &sizes, &["x"]);
 }
+
+#[test]
+fn windows_whose_places_have_no_numbers_do_not_fit() {
+    use super::conv::Conv;
+    use super::conv_depthwise::ConvDepthwise;
+    fn fits<K: Kernel>(dilation: i64, words: &[u32]) -> bool {
+        let names = [("KH", 1), ("SH", 1), ("DH", 1), ("KW", 2), ("SW", 1), ("TILE", 1)];
+        let spec = KernelSpec {
+            defines: names.into_iter().chain([("DW", dilation)]).collect(),
+            operands: vec![Some(F); 4],
+            ..blank()
+        };
+        let mut data = [0f32; 2];
+        let operands = [Some(memory(&mut data)); 4];
+        let kernel = K::new(&spec, Isa::Portable).expect("a kernel");
+        kernel.fits(&K::Args::read(words, &operands).expect("arguments"))
+    }
+    let words = [1, 1, 1, 1, 1, 1, 1, 0, 0];
+    let depthwise = [1, 1 << 32].map(|dilation| fits::<ConvDepthwise>(dilation, &words));
+    assert_eq!(depthwise, [true, false], "an offset of 32 bits");
+    let conv = [1i32, -1].map(|total| {
+        let words = [1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, total.cast_unsigned(), 0, 0];
+        fits::<Conv>(1, &words)
+    });
+    assert_eq!(conv, [true, false], "a number of elements");
+}

@@ -1,6 +1,6 @@
 //! Windows over the rows and columns of planes.
 
-use crate::backend::cpu::args::dtype;
+use crate::backend::cpu::args::{dtype, product};
 use crate::backend::kernel::KernelSpec;
 use crate::tensor::DType;
 use std::ops::Range;
@@ -50,12 +50,29 @@ impl Window {
     pub const fn taps(self) -> usize {
         self.rows.kernel * self.columns.kernel
     }
+
+    /// Whether the windows of a plane of `size` are its elements, in order.
+    pub fn is_plain(self, size: [usize; 2], out: [usize; 2], pads: [i32; 2]) -> bool {
+        let strides = [self.rows.stride, self.columns.stride];
+        pads == [0, 0] && size == out && self.taps() == 1 && strides == [1, 1]
+    }
 }
 
 impl Line {
     /// The element at tap `tap` of window `i`; in the padding it is negative or beyond the axis.
     pub const fn element(self, i: usize, tap: usize, pad: i32) -> isize {
         (i * self.stride + tap * self.dilation).cast_signed() - pad as isize
+    }
+
+    /// The element at tap `tap` of window `i`, if it is inside an axis of `size` elements.
+    pub fn get(self, i: usize, tap: usize, pad: i32, size: usize) -> Option<usize> {
+        let at = usize::try_from(self.element(i, tap, pad)).ok()?;
+        (at < size).then_some(at)
+    }
+
+    /// Elements from the first tap of a window to its last one.
+    pub fn reach(self) -> usize {
+        product(&[self.kernel - 1, self.dilation])
     }
 
     /// The windows of `out` whose tap `tap` is inside an axis of `size` elements.
@@ -78,6 +95,31 @@ impl Line {
             end = end.max(taps.end);
         }
         used
+    }
+
+    /// How many taps of window `i` are before element `end`, padding included.
+    pub fn counted(self, i: usize, pad: i32, end: i32) -> usize {
+        let room = end as isize - self.element(i, 0, pad);
+        room.max(0)
+            .unsigned_abs()
+            .div_ceil(self.dilation)
+            .min(self.kernel)
+    }
+
+    /// Applies `to[i] = each(to[i], from[element])` for the windows whose tap `tap` is inside.
+    #[inline(always)]
+    pub fn along<T: Copy>(self, tap: usize, pad: i32, from: &[T], to: &mut [T], each: impl Fn(T, T) -> T) {
+        let inside = self.inside(tap, pad, from.len(), to.len());
+        let first = self.element(inside.start, tap, pad).max(0).cast_unsigned();
+        let (Some(from), Some(to)) = (from.get(first..), to.get_mut(inside)) else {
+            return;
+        };
+        let each = |(t, f): (&mut T, &T)| *t = each(*t, *f);
+        match self.stride {
+            1 => to.iter_mut().zip(from).for_each(each),
+            2 => to.iter_mut().zip(from.iter().step_by(2)).for_each(each),
+            n => to.iter_mut().zip(from.iter().step_by(n)).for_each(each),
+        }
     }
 }
 

@@ -231,8 +231,6 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("crates/tlite/src/cli/interrupt.rs", 1, "an exit code, for signals below 128"),
     ("crates/tlite/src/files/picture.rs", 3, "saturating arithmetic of pixels"),
     ("crates/tlite/src/inspect/summary.rs", 1, "bits of a type, at most 64"),
-    ("src/kernels/conv/conv/cpu.rs", 1, "a sign that the line before decides"),
-    ("src/kernels/conv/conv/cpu_depthwise.rs", 1, "an offset in a band of a few thousand elements"),
     ("src/kernels/attention/kv_append/cpu.rs", 1, "a negative place is none"),
     ("src/kernels/movement/trilu/cpu.rs", 1, "a bound below the first column keeps none"),
     ("src/backend/cpu/mod.rs", 1, "saturating number of cores"),

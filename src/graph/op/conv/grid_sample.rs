@@ -4,10 +4,12 @@
 //! Operands: `x [n, c, sizes..]` and a grid `[n, places.., axes]` of coordinates in -1 to 1, last
 //! axis first; the result is `[n, c, places..]`.
 
-use crate::kernels::grid_sample::{Args, KERNEL};
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::conv::{parts, sizes};
-use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
+use crate::graph::op::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides,
+};
+use crate::kernels::grid_sample::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};

@@ -1,7 +1,7 @@
 //! Convolution and transposed convolution, in a plain form. There are faster kernels for
 //! convolution with constant weights.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product, reach};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -9,8 +9,6 @@ use crate::kernels::cpu::gemm;
 use crate::kernels::cpu::window::{Line, Window};
 use crate::tensor::DType;
 use bytemuck::Pod;
-use std::marker::PhantomData;
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -79,8 +77,8 @@ impl Kernel for Conv {
             parts,
             ..
         } = *args;
-        if parts == 0 || images(args) == 0 {
-            return true;
+        if args.total < 0 || parts == 0 || images(args) == 0 {
+            return args.total >= 0;
         }
         // Groups up to the last one of this dispatch, and their output channels.
         let groups = (args.first.saturating_add(parts) - 1) / args.tiles.max(1) + 1;
@@ -104,74 +102,42 @@ impl Kernel for Conv {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let channels = part(images(args) * args.parts * self.tile, 1, piece, pieces);
-        let job = Channels {
-            kernel: self,
-            args,
-            store,
-            channels,
-            scratch,
-            elements: PhantomData,
-        };
-        // SAFETY: the processor supports the instruction set; the elements have this type; the rest
-        // by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
+    }
+}
+
+/// Images of `args.total` elements, which are not negative.
+fn images(args: &Args) -> usize {
+    args.total.unsigned_abs() as usize / args.image.max(1)
+}
+
+impl Job for Piece<'_, Conv> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the elements have this type; the rest by the contract.
         unsafe {
-            match self.integers {
-                true => simd::run(self.isa, job.of::<i32>()),
-                false => simd::run(self.isa, job.of::<f32>()),
+            match self.kernel.integers {
+                true => self.channels::<i32>(),
+                false => self.channels::<f32>(),
             }
         }
     }
 }
 
-fn images(args: &Args) -> usize {
-    usize::try_from(args.total)
-        .unwrap_or(0)
-        .checked_div(args.image)
-        .unwrap_or(0)
-}
-
-struct Channels<'a, T> {
-    kernel: &'a Conv,
-    args: &'a Args,
-    store: &'a Store<'a>,
-    /// Output channels of all images; the last tile may have some that do not exist.
-    channels: Range<usize>,
-    scratch: &'a mut Scratch,
-    elements: PhantomData<T>,
-}
-
-impl<'a> Channels<'a, ()> {
-    /// The same work on elements of type `T`.
-    fn of<T>(self) -> Channels<'a, T> {
-        Channels {
-            kernel: self.kernel,
-            args: self.args,
-            store: self.store,
-            channels: self.channels,
-            scratch: self.scratch,
-            elements: PhantomData,
-        }
-    }
-}
-
-impl<T: Number> Job for Channels<'_, T> {
-    type Out = ();
+impl Piece<'_, Conv> {
+    /// # Safety
+    /// As for [`Job::run`]; elements have type `T`.
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self {
-            kernel,
-            args,
-            store,
-            channels,
-            scratch,
-            ..
-        } = self;
+    unsafe fn channels<T: Number>(self) {
+        let (kernel, args, store) = (self.kernel, self.args, self.store);
+        // Output channels of all images; the last tile may have some that do not exist.
+        let channels = self.part(images(args) * args.parts * kernel.tile, 1);
         let each = args.parts * kernel.tile;
         let phases = Phases::new(kernel, args.out_w);
-        let (sums, line) = scratch
-            .of::<T>(phases.count * phases.length + args.out_w)
-            .split_at_mut(phases.count * phases.length);
+        let length = phases.count * phases.length;
+        let (sums, line) = self.scratch.of::<T>(length + args.out_w).split_at_mut(length);
         for channel in channels {
             let (image, at) = (channel / each, channel % each);
             let (part, t) = (at / kernel.tile, at % kernel.tile);
@@ -243,7 +209,7 @@ impl Conv {
                     if self.transposed {
                         phases.spread([kx, args.out_w], columns, args.pad_w, x, w, sums);
                     } else {
-                        add(columns, kx, args.pad_w, x, w, sums);
+                        columns.along(kx, args.pad_w, x, sums, |s: T, x| s.plus(w, x));
                     }
                 }
             }
@@ -253,34 +219,12 @@ impl Conv {
     /// The row of x that tap row `ky` multiplies for row `oy` of the results.
     fn input_row(&self, args: &Args, oy: usize, ky: usize) -> Option<usize> {
         let rows = self.window.rows;
-        let row = if self.transposed {
-            let at = usize::try_from(oy.cast_signed() - rows.element(0, ky, args.pad_h)).ok()?;
-            at.is_multiple_of(rows.stride).then_some(at / rows.stride)?
-        } else {
-            usize::try_from(rows.element(oy, ky, args.pad_h)).ok()?
-        };
+        if !self.transposed {
+            return rows.get(oy, ky, args.pad_h, args.in_h);
+        }
+        let at = usize::try_from(oy.cast_signed() - rows.element(0, ky, args.pad_h)).ok()?;
+        let row = at.is_multiple_of(rows.stride).then_some(at / rows.stride)?;
         (row < args.in_h).then_some(row)
-    }
-}
-
-/// Adds `w` times the elements of tap `tap` of a row of windows.
-#[inline(always)]
-fn add<T: Number>(line: Line, tap: usize, pad: i32, x: &[T], w: T, sums: &mut [T]) {
-    let inside = line.inside(tap, pad, x.len(), sums.len());
-    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
-    let (Some(x), Some(sums)) = (x.get(first..), sums.get_mut(inside)) else {
-        return;
-    };
-    match line.stride {
-        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.plus(w, *x)),
-        2 => sums
-            .iter_mut()
-            .zip(x.iter().step_by(2))
-            .for_each(|(s, x)| *s = s.plus(w, *x)),
-        n => sums
-            .iter_mut()
-            .zip(x.iter().step_by(n))
-            .for_each(|(s, x)| *s = s.plus(w, *x)),
     }
 }
 

@@ -4,13 +4,12 @@
 //! modulo the strides, so that one tap of neighbouring windows is a contiguous vector. Weights are
 //! `Pack::Plain`.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, UNBOUNDED, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, UNBOUNDED, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::gemm;
 use crate::kernels::cpu::window::{Line, Window};
-use std::ops::Range;
 
 type Args = super::DepthwiseArgs<Bound>;
 
@@ -35,7 +34,8 @@ impl Kernel for ConvDepthwise {
         let windows = product(&[planes, args.rows, args.out_h, args.out_w]);
         let outputs = product(&[args.channels, args.rows]);
         windows == 0
-            || args.x.holds::<f32>(product(&[planes, args.in_h, args.in_w]))
+            || u32::try_from(product(&self.band(args))).is_ok()
+                && args.x.holds::<f32>(product(&[planes, args.in_h, args.in_w]))
                 && args.w.holds::<f32>(product(&[outputs, self.window.taps()]))
                 && args.bias.is_none_or(|b| b.holds::<f32>(outputs))
                 && args.y.holds::<f32>(windows)
@@ -50,33 +50,26 @@ impl Kernel for ConvDepthwise {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let window = self.window;
-        let planes = part(args.images * args.channels, 1, piece, pieces);
-        if args.out_h * args.out_w == 0 {
-            return;
-        }
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                Planes {
-                    args,
-                    window,
-                    store,
-                    planes,
-                    scratch,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
-struct Planes<'a> {
-    args: &'a Args,
-    window: Window,
-    store: &'a Store<'a>,
-    planes: Range<usize>,
-    scratch: &'a mut Scratch,
+/// Elements by which a window reaches beyond the first one of its phase.
+fn reach(line: Line) -> usize {
+    line.reach() / line.stride
+}
+
+impl ConvDepthwise {
+    /// Phases of a band, their rows and the elements of a row. There are results.
+    fn band(&self, args: &Args) -> [usize; 3] {
+        let (high, wide) = (self.window.rows, self.window.columns);
+        let phases = product(&[high.stride, wide.stride]);
+        let length = args.out_w.saturating_add(reach(wide));
+        let rows = (BAND / product(&[phases, length])).saturating_sub(reach(high));
+        let height = rows.clamp(1, args.out_h).saturating_add(reach(high));
+        [phases, height, length]
+    }
 }
 
 /// Rows of a plane with their padding. A *phase* holds the elements whose positions have the same
@@ -95,35 +88,24 @@ struct Band<'a> {
 /// Vectors of results that are computed together.
 const VECTORS: usize = 4;
 
-impl Job for Planes<'_> {
+impl Job for Piece<'_, ConvDepthwise> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            window,
-            store,
-            planes,
-            scratch,
-        } = self;
-        let Window {
-            rows: high,
-            columns: wide,
-        } = window;
+        let (args, window, store) = (self.args, self.kernel.window, self.store);
         let (taps, windows) = (window.taps(), args.out_h * args.out_w);
-        let reach = |line: Line| (line.kernel - 1) * line.dilation / line.stride;
-        let (phases, slack) = (high.stride * wide.stride, VECTORS * S::LANES);
-        let length = args.out_w + reach(wide);
-        let rows = (BAND / (phases * length))
-            .saturating_sub(reach(high))
-            .clamp(1, args.out_h);
-        let height = rows + reach(high);
+        let planes = self.part(args.images * args.channels, 1);
+        if planes.is_empty() || args.rows * windows == 0 {
+            return;
+        }
+        let [phases, height, length] = self.kernel.band(args);
+        let (rows, slack) = (height - reach(window.rows), VECTORS * S::LANES);
         // The last vectors of the last tap end beyond the phases.
         let sizes = [
-            phases * height * length + reach(wide) + slack,
+            phases * height * length + reach(window.columns) + slack,
             S::LANES + rows * length + slack,
         ];
-        let (offsets, rest) = scratch.floats(taps + sizes[0] + sizes[1]).split_at_mut(taps);
+        let (offsets, rest) = self.scratch.floats(taps + sizes[0] + sizes[1]).split_at_mut(taps);
         let (space, sums) = rest.split_at_mut(sizes[0]);
         let offsets = bytemuck::cast_slice_mut::<f32, u32>(offsets);
         places(window, height, length, offsets);
@@ -150,25 +132,10 @@ impl Job for Planes<'_> {
                         let bias = args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m));
                         let w = args.w.as_ptr::<f32>().add(m * taps);
                         let (from, count) = (band.space.as_ptr(), rows * length);
+                        let to = sums.as_mut_ptr().add(S::LANES);
                         match taps {
-                            9 => windows_of::<S, 9>(
-                                from,
-                                offsets,
-                                w,
-                                bias,
-                                clamp,
-                                count,
-                                sums.as_mut_ptr().add(S::LANES),
-                            ),
-                            _ => windows_of::<S, 0>(
-                                from,
-                                offsets,
-                                w,
-                                bias,
-                                clamp,
-                                count,
-                                sums.as_mut_ptr().add(S::LANES),
-                            ),
+                            9 => windows_of::<S, 9>(from, offsets, w, bias, clamp, count, to),
+                            _ => windows_of::<S, 0>(from, offsets, w, bias, clamp, count, to),
                         }
                         let to = (plane * args.rows + r) * windows + first * args.out_w;
                         put::<S>(store, to, sums, [rows, args.out_w, length]);
@@ -181,12 +148,9 @@ impl Job for Planes<'_> {
 }
 
 /// Writes the place of each tap of the first window, in phases of `height` rows of `length`
-/// elements.
+/// elements. All have places of 32 bits.
 fn places(window: Window, height: usize, length: usize, to: &mut [u32]) {
-    let Window {
-        rows: high,
-        columns: wide,
-    } = window;
+    let (high, wide) = (window.rows, window.columns);
     for (tap, place) in to.iter_mut().enumerate() {
         let (dy, dx) = (
             tap / wide.kernel * high.dilation,
@@ -194,7 +158,7 @@ fn places(window: Window, height: usize, length: usize, to: &mut [u32]) {
         );
         let phase = dy % high.stride * wide.stride + dx % wide.stride;
         let at = (phase * height + dy / high.stride) * length + dx / wide.stride;
-        *place = u32::try_from(at).unwrap_or(0);
+        *place = at as u32;
     }
 }
 
@@ -203,30 +167,20 @@ impl Band<'_> {
     /// already zero.
     #[inline(always)]
     unsafe fn fill<S: Simd>(&mut self, plane: usize, first: usize) {
-        let Self {
-            args,
-            window,
-            height,
-            length,
-            ..
-        } = *self;
-        let phase = |line: Line| Line {
-            kernel: line.stride,
-            dilation: 1,
-            ..line
-        };
-        let (high, wide) = (phase(window.rows), phase(window.columns));
+        let (args, height, length) = (self.args, self.height, self.length);
+        // The taps of such windows are the phases.
+        let [high, wide] = [self.window.rows, self.window.columns].map(|line| Line { dilation: 1, ..line });
         for q in 0..high.stride * wide.stride {
             let (qy, qx) = (q / wide.stride, q % wide.stride);
             let columns = wide.inside(qx, args.pad_w, args.in_w, length);
             let from = wide.element(columns.start, qx, args.pad_w);
             for i in 0..height {
                 let at = (q * height + i) * length;
-                let y = high.element(first + i, qy, args.pad_h);
-                if (0..args.in_h.cast_signed()).contains(&y) && !columns.is_empty() {
+                let y = high.get(first + i, qy, args.pad_h, args.in_h);
+                if let Some(y) = y.filter(|_| !columns.is_empty()) {
                     // SAFETY: the elements are inside a row of x and inside the row of the phase.
                     unsafe {
-                        let row = (plane * args.in_h + y.cast_unsigned()) * args.in_w;
+                        let row = (plane * args.in_h + y) * args.in_w;
                         let x = args.x.as_ptr::<f32>().add(row).offset(from);
                         let to = self.space.as_mut_ptr().add(at + columns.start);
                         pick::<S>(x, to, columns.len(), wide.stride);

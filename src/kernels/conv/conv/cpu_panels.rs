@@ -4,7 +4,7 @@
 //! `depth` runs over input channels and taps. Windows are gathered into panels of 16. Weights are
 //! packed at load as `Pack::Tiles` with tiles of [`TILE`] output channels of a group.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -61,21 +61,8 @@ impl Kernel for ConvPanels {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let window = self.window;
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            simd::run(
-                self.isa,
-                Piece {
-                    args,
-                    window,
-                    store,
-                    piece,
-                    pieces,
-                    scratch,
-                },
-            );
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
@@ -92,28 +79,12 @@ fn grid(args: &Args, pieces: usize) -> (usize, usize) {
     (across, (pieces / across).clamp(1, tiles.div_ceil(PART[1]).max(1)))
 }
 
-struct Piece<'a> {
-    args: &'a Args,
-    window: Window,
-    store: &'a Store<'a>,
-    piece: usize,
-    pieces: usize,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for Piece<'_> {
+impl Job for Piece<'_, ConvPanels> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            window,
-            store,
-            piece,
-            pieces,
-            scratch,
-        } = self;
-        let (across, down) = grid(args, pieces);
+        let (args, store, window, piece) = (self.args, self.store, self.kernel.window, self.piece);
+        let (across, down) = grid(args, self.pieces);
         if piece >= across * down {
             return;
         }
@@ -135,7 +106,7 @@ impl Job for Piece<'_> {
         } else {
             step * most * PANEL
         };
-        let (sums, space) = scratch.floats(sums + room).split_at_mut(sums);
+        let (sums, space) = self.scratch.floats(sums + room).split_at_mut(sums);
         let tiles = args.rows.div_ceil(TILE) * depth * TILE;
         let mut panel = own.start;
         while panel < own.end {
@@ -206,11 +177,13 @@ impl Right for Gather<'_> {
         debug_assert!(panels * size <= self.space.len(), "space for {panels} panels");
         let taps = self.window.taps();
         let channels = k.start / taps..k.end / taps;
+        let a = self.args;
+        let is_plain = (self.window).is_plain([a.in_h, a.in_w], [a.out_h, a.out_w], [a.pad_h, a.pad_w]);
         // SAFETY: the space has these panels; the rest by the contract.
         unsafe {
-            if self.is_plain() {
+            if is_plain {
                 self.copy::<S>(channels, panels, size);
-            } else if self.args.in_h * self.args.in_w == 0 {
+            } else if a.in_h * a.in_w == 0 {
                 // There is only padding, and no element to read.
                 self.space[..panels * size].fill(0.0);
             } else {
@@ -240,13 +213,6 @@ struct Tap {
 }
 
 impl Gather<'_> {
-    /// True if the windows are single elements of a plane, in order.
-    fn is_plain(&self) -> bool {
-        let (a, w) = (self.args, self.window);
-        let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
-        pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
-    }
-
     /// Computes the only column of a product, whose terms are adjacent: tiles are read as vectors.
     ///
     /// # Safety

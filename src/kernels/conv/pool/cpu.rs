@@ -2,13 +2,14 @@
 //!
 //! Rows of a window are reduced first, then columns.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::gemm;
 use crate::kernels::cpu::window::{Line, Window};
 use crate::tensor::DType;
+use bytemuck::Pod;
 use std::ops::Range;
 
 type Args = super::Args<Bound>;
@@ -72,34 +73,8 @@ impl Kernel for Pool {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let rows = part(rows(args), 1, piece, pieces);
-        let (window, kind) = (self.window, self.kind);
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            match self.x {
-                DType::I32 => simd::run(
-                    self.isa,
-                    Integers {
-                        args,
-                        window,
-                        rows,
-                        y: store.y,
-                        scratch,
-                    },
-                ),
-                _ => simd::run(
-                    self.isa,
-                    Floats {
-                        args,
-                        window,
-                        kind,
-                        store,
-                        rows,
-                        scratch,
-                    },
-                ),
-            }
-        }
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
@@ -118,27 +93,6 @@ fn taps(args: &Args, window: Window, row: usize) -> impl ExactSizeIterator<Item 
     inside.map(move |tap| first.wrapping_add_unsigned(tap * step).cast_unsigned())
 }
 
-/// Applies `to[i] = each(to[i], from[element])` for the elements of a tap that are inside.
-#[inline(always)]
-fn along<T: Copy>(line: Line, tap: usize, pad: i32, from: &[T], to: &mut [T], each: impl Fn(T, T) -> T) {
-    let inside = line.inside(tap, pad, from.len(), to.len());
-    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
-    let (Some(from), Some(to)) = (from.get(first..), to.get_mut(inside)) else {
-        return;
-    };
-    match line.stride {
-        1 => to.iter_mut().zip(from).for_each(|(t, f)| *t = each(*t, *f)),
-        2 => to
-            .iter_mut()
-            .zip(from.iter().step_by(2))
-            .for_each(|(t, f)| *t = each(*t, *f)),
-        n => to
-            .iter_mut()
-            .zip(from.iter().step_by(n))
-            .for_each(|(t, f)| *t = each(*t, *f)),
-    }
-}
-
 /// A row of x.
 /// # Safety
 /// It is inside x.
@@ -146,53 +100,6 @@ fn along<T: Copy>(line: Line, tap: usize, pad: i32, from: &[T], to: &mut [T], ea
 unsafe fn row_of<'a, T>(args: &Args, row: usize) -> &'a [T] {
     // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(args.x.as_ptr::<T>().add(row * args.in_w), args.in_w) }
-}
-
-struct Integers<'a> {
-    args: &'a Args,
-    window: Window,
-    rows: Range<usize>,
-    y: Memory,
-    scratch: &'a mut Scratch,
-}
-
-impl Job for Integers<'_> {
-    type Out = ();
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            window,
-            rows,
-            y,
-            scratch,
-        } = self;
-        let high = scratch.of::<i32>(args.in_w);
-        let used = window.columns.used(args.pad_w, args.in_w, args.out_w);
-        for row in rows {
-            high.fill(i32::MIN);
-            for row in taps(args, window, row) {
-                // SAFETY: inside x, which fits.
-                let x = unsafe { row_of::<i32>(args, row) };
-                high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
-            }
-            // SAFETY: results of this piece.
-            let y = unsafe { y.slice_mut::<i32>(row * args.out_w..(row + 1) * args.out_w) };
-            y.fill(i32::MIN);
-            for tap in used.iter().copied() {
-                along(window.columns, tap, args.pad_w, high, y, Ord::max);
-            }
-        }
-    }
-}
-
-struct Floats<'a> {
-    args: &'a Args,
-    window: Window,
-    kind: Kind,
-    store: &'a Store<'a>,
-    rows: Range<usize>,
-    scratch: &'a mut Scratch,
 }
 
 /// The larger one; NaN if either is NaN.
@@ -213,62 +120,87 @@ fn term(v: f32, p: f32) -> f32 {
     }
 }
 
-impl Job for Floats<'_> {
+impl Job for Piece<'_, Pool> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            window,
-            kind,
-            store,
-            rows,
-            scratch,
-        } = self;
-        let line = window.columns;
-        let used = line.used(args.pad_w, args.in_w, args.out_w);
-        let (high, rest) = scratch.floats(args.in_w + 2 * args.out_w).split_at_mut(args.in_w);
-        let (y, columns) = rest.split_at_mut(args.out_w);
-        if let Kind::Mean { padded } = kind {
-            count_columns(args, line, padded, columns);
+        let (pool, args, store, rows) = (self.kernel, self.args, self.store, self.part(rows(self.args), 1));
+        let (high, wide) = (pool.window.rows, pool.window.columns);
+        let room = self.scratch.floats(args.in_w + 2 * args.out_w);
+        let (counts, space) = room.split_at_mut(args.out_w);
+        let sum = |a: f32, b: f32| a + b;
+        // SAFETY: elements have these types; the rest by the contract.
+        unsafe {
+            match pool.kind {
+                Kind::Max if pool.x == DType::I32 => {
+                    let (space, fold) = (bytemuck::cast_slice_mut(space), (i32::MIN, Ord::max, Ord::max));
+                    pool.reduce(args, store, rows, space, fold, |_, _, _| {});
+                }
+                Kind::Max => {
+                    let fold = (f32::NEG_INFINITY, larger, larger);
+                    pool.reduce(args, store, rows, space, fold, |_, _, _| {});
+                }
+                Kind::Mean { padded } => {
+                    count_columns(args, wide, padded, counts);
+                    pool.reduce(args, store, rows, space, (0.0, sum, sum), |row, met, y| {
+                        let met = match padded {
+                            true => high.counted(row % args.out_h, args.pad_h, args.end_h),
+                            false => met,
+                        };
+                        let met = met as f32;
+                        let pairs = y.iter_mut().zip(&*counts);
+                        pairs.for_each(|(y, n)| *y /= (met * n).max(1.0));
+                    });
+                }
+                Kind::Norm(p) => {
+                    let add = |s: f32, x: f32| s + term(x, p);
+                    pool.reduce(args, store, rows, space, (0.0, add, sum), |_, _, y| {
+                        if p == 2.0 {
+                            y.iter_mut().for_each(|v| *v = v.sqrt());
+                        } else if p != 1.0 {
+                            y.iter_mut().for_each(|v| *v = v.powf(1.0 / p));
+                        }
+                    });
+                }
+            }
         }
-        let least = if kind == Kind::Max { f32::NEG_INFINITY } else { 0.0 };
+    }
+}
+
+impl Pool {
+    /// Reduces the windows of the rows `rows` of results. `fold` has the initial value, what adds an
+    /// element to those of the column above it, and what adds a column. `finish` gets the index of a
+    /// row, how many rows of x are in its windows, and the results.
+    /// # Safety
+    /// As for [`Kernel::run`]; elements have type `T`.
+    #[inline(always)]
+    unsafe fn reduce<T: Pod>(
+        &self,
+        args: &Args,
+        store: &Store<'_>,
+        rows: Range<usize>,
+        space: &mut [T],
+        fold: (T, impl Fn(T, T) -> T, impl Fn(T, T) -> T),
+        finish: impl Fn(usize, usize, &mut [T]),
+    ) {
+        let (start, down, across) = fold;
+        let wide = self.window.columns;
+        let used = wide.used(args.pad_w, args.in_w, args.out_w);
+        let (column, y) = space.split_at_mut(args.in_w);
         for row in rows {
-            high.fill(least);
-            y.fill(least);
-            let taps = taps(args, window, row);
-            let mut met = taps.len();
+            column.fill(start);
+            y.fill(start);
+            let taps = taps(args, self.window, row);
+            let met = taps.len();
             for row in taps {
                 // SAFETY: inside x, which fits.
-                let x = unsafe { row_of::<f32>(args, row) };
-                let pairs = high.iter_mut().zip(x);
-                match kind {
-                    Kind::Max => pairs.for_each(|(m, x)| *m = larger(*m, *x)),
-                    Kind::Mean { .. } => pairs.for_each(|(s, x)| *s += x),
-                    Kind::Norm(p) => pairs.for_each(|(s, x)| *s += term(*x, p)),
-                }
+                let x = unsafe { row_of::<T>(args, row) };
+                column.iter_mut().zip(x).for_each(|(c, x)| *c = down(*c, *x));
             }
-            for tap in used.iter().copied() {
-                match kind {
-                    Kind::Max => along(line, tap, args.pad_w, high, y, larger),
-                    _ => along(line, tap, args.pad_w, high, y, |a, b| a + b),
-                }
+            for tap in &used {
+                wide.along(*tap, args.pad_w, column, y, &across);
             }
-            match kind {
-                Kind::Max => {}
-                Kind::Mean { padded } => {
-                    if padded {
-                        met = counted(window.rows, row % args.out_h, args.pad_h, args.end_h);
-                    }
-                    let met = met as f32;
-                    y.iter_mut()
-                        .zip(&*columns)
-                        .for_each(|(y, n)| *y /= (met * n).max(1.0));
-                }
-                Kind::Norm(1.0) => {}
-                Kind::Norm(2.0) => y.iter_mut().for_each(|v| *v = v.sqrt()),
-                Kind::Norm(p) => y.iter_mut().for_each(|v| *v = v.powf(1.0 / p)),
-            }
+            finish(row, met, y);
             // SAFETY: results of this piece.
             unsafe { store.put(row * args.out_w, y, None) };
         }
@@ -279,21 +211,12 @@ impl Job for Floats<'_> {
 fn count_columns(args: &Args, line: Line, padded: bool, to: &mut [f32]) {
     for (i, to) in to.iter_mut().enumerate() {
         let count = if padded {
-            counted(line, i, args.pad_w, args.end_w)
+            line.counted(i, args.pad_w, args.end_w)
         } else {
             line.taps(i, args.pad_w, args.in_w).len()
         };
         *to = count as f32;
     }
-}
-
-/// How many taps of window `i` are before element `end`, padding included.
-fn counted(line: Line, i: usize, pad: i32, end: i32) -> usize {
-    let room = end as isize - line.element(i, 0, pad);
-    room.max(0)
-        .unsigned_abs()
-        .div_ceil(line.dilation)
-        .min(line.kernel)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Interpolation along one or two axes: `y[o, i, m, j, t]` from `x[o, in_h, m, in_w, t]`.
 
-use crate::kernels::cpu::gemm;
 use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
+use crate::kernels::cpu::gemm;
 use crate::tensor::DType;
 use crate::tensor::resample::{Axis, Mode, Nearest, Positions};
 

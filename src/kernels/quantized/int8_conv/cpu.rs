@@ -4,7 +4,7 @@
 //! Weights are packed at load as `Pack::Words`, in panels of 16 output channels. Each panel ends
 //! with the sum of the weights of each channel.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Memory, Piece, Scratch, Store, part, product};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -85,18 +85,8 @@ impl Kernel for Int8Conv {
         across * down
     }
 
-    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        let (across, down) = self.grid(args, pieces);
-        if piece >= across * down || args.rows == 0 || args.outputs == 0 {
-            return;
-        }
-        let job = Piece {
-            args,
-            window: self.window,
-            rows: part(args.rows, 1, piece / across, down),
-            panels: part(args.panels(), 2, piece % across, across),
-            scratch,
-        };
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let job = Piece::new(self, args, store, piece, pieces, scratch);
         // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
@@ -139,31 +129,23 @@ impl Int8Conv {
     }
 }
 
-struct Piece<'a> {
-    args: &'a Args,
-    window: Window,
-    rows: Range<usize>,
-    panels: Range<usize>,
-    scratch: &'a mut Scratch,
-}
-
-impl ScaledJob for Piece<'_> {
+impl ScaledJob for Piece<'_, Int8Conv> {
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(self) {
-        let Self {
-            args,
-            window,
-            rows,
-            panels,
-            scratch,
-        } = self;
+        let (args, window, piece) = (self.args, self.kernel.window, self.piece);
+        let (wide, down) = self.kernel.grid(args, self.pieces);
+        if piece >= wide * down || args.rows == 0 || args.outputs == 0 {
+            return;
+        }
+        let rows = part(args.rows, 1, piece / wide, down);
+        let panels = part(args.panels(), 2, piece % wide, wide);
         let terms = window.taps() * args.depth;
         let stride = terms * S::STEP + slack(args, window, terms * S::STEP);
         let most = (GATHERED / 4 / stride).max(LEAST);
         // Blocks of about the same size.
         let most = rows.len().div_ceil(rows.len().div_ceil(most).max(1));
         let columns = panels.len() * PANEL;
-        let room = scratch.of::<u32>(3 * columns + most * stride + MARGIN);
+        let room = self.scratch.of::<u32>(3 * columns + most * stride + MARGIN);
         let (lists, space) = room.split_at_mut(3 * columns);
         let panel = (terms + 1) * PANEL;
         // SAFETY: the operands fit.
@@ -306,13 +288,6 @@ struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    /// Whether each window is one pixel of x, in the order of x.
-    fn is_plain(&self) -> bool {
-        let (a, w) = (self.args, self.window);
-        let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
-        pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
-    }
-
     /// Gathers `count` windows from `first` on, of the group whose first word is `word`. Returns
     /// the first window, and the words from one window to the next.
     /// # Safety
@@ -325,13 +300,14 @@ impl Gather<'_> {
         word: usize,
         space: &mut [u32],
     ) -> (*const u32, usize) {
-        let Args { depth, words, .. } = *self.args;
+        let (a, depth, words) = (self.args, self.args.depth, self.args.words);
+        let is_plain = (self.window).is_plain([a.in_h, a.in_w], [a.out_h, a.out_w], [a.pad_h, a.pad_w]);
         debug_assert!(count * self.stride <= space.len(), "space for {count} windows");
         let to = space.as_mut_ptr();
         // SAFETY: by the contract.
         unsafe {
-            let x = self.args.x.as_ptr::<u32>().cast_const().add(word);
-            if self.is_plain() {
+            let x = a.x.as_ptr::<u32>().cast_const().add(word);
+            if is_plain {
                 let from = x.add(first * words);
                 if S::FLIP == 0 && S::STEP == 1 {
                     return (from, words);
@@ -365,11 +341,9 @@ impl Gather<'_> {
             // The windows of one row of results.
             let own = ox..args.out_w.min(ox + count - done);
             for ky in 0..rows.kernel {
-                let y = rows.element(oy, ky, args.pad_h);
-                let row = (0..args.in_h.cast_signed()).contains(&y).then(|| {
-                    let row = image * args.in_h + y.cast_unsigned();
-                    x.wrapping_add(row * args.in_w * args.words)
-                });
+                let row = rows
+                    .get(oy, ky, args.pad_h, args.in_h)
+                    .map(|y| x.wrapping_add((image * args.in_h + y) * args.in_w * args.words));
                 let to = to.wrapping_add(done * self.stride + ky * step);
                 let at = |i: usize| to.wrapping_add((i - own.start) * self.stride);
                 // SAFETY: by the contract.

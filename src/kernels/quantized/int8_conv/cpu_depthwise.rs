@@ -9,13 +9,12 @@
 mod strip;
 mod tables;
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, MOST_BYTES, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
-use crate::kernels::cpu::window::{Line, Window, steps_inside};
+use crate::kernels::cpu::window::{Window, steps_inside};
 use crate::kernels::int8_conv::cpu::{holds_images, lists};
-use std::ops::Range;
 use strip::Strip;
 use tables::{Set, prepare};
 
@@ -75,27 +74,11 @@ impl Kernel for Int8Depthwise {
         (nanos / 8_000).clamp(threads, 2 * threads).min(lines).max(1)
     }
 
-    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        if args.rows == 0 || args.words == 0 {
-            return;
-        }
-        let job = Piece {
-            args,
-            window: self.window,
-            lines: part(args.rows / args.out_w, 1, piece, pieces),
-            scratch,
-        };
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let job = Piece::new(self, args, store, piece, pieces, scratch);
         // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
-}
-
-struct Piece<'a> {
-    args: &'a Args,
-    window: Window,
-    /// Rows of results, counted over all images.
-    lines: Range<usize>,
-    scratch: &'a mut Scratch,
 }
 
 /// Taps whose bytes form a word.
@@ -131,14 +114,13 @@ const fn common(mut a: usize, mut b: usize) -> usize {
 
 impl Sizes {
     fn new(args: &Args, window: Window, vector: usize) -> Self {
-        let reach = |line: Line| (line.kernel - 1) * line.dilation;
         let channels = args.words * 4;
-        let phase = (args.out_w + reach(window.columns) / window.columns.stride) * channels;
+        let phase = (args.out_w + window.columns.reach() / window.columns.stride) * channels;
         let words = window.columns.kernel.div_ceil(TAPS);
         // The last vector may end after the row.
         let row = (window.columns.stride * phase + vector).next_multiple_of(MOST_BYTES);
         let copies = !channels.is_multiple_of(vector) || !is_strip(window);
-        let copied = (BAND / row).saturating_sub(reach(window.rows) + 1) / window.rows.stride + 1;
+        let copied = (BAND / row).saturating_sub(window.rows.reach() + 1) / window.rows.stride + 1;
         Self {
             channels,
             sets: channels / common(channels, vector),
@@ -154,7 +136,7 @@ impl Sizes {
     /// Rows of x that a band holds.
     fn rows(self, window: Window) -> usize {
         let rows = window.rows;
-        (self.lines - 1) * rows.stride + (rows.kernel - 1) * rows.dilation + 1
+        (self.lines - 1) * rows.stride + rows.reach() + 1
     }
 }
 
@@ -169,15 +151,15 @@ fn is_strip(window: Window) -> bool {
     rows.kernel == 3 && rows.dilation == 1 && rows.stride <= 2 && columns.kernel <= TAPS
 }
 
-impl ScaledJob for Piece<'_> {
+impl ScaledJob for Piece<'_, Int8Depthwise> {
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(self) {
-        let Self {
-            args,
-            window,
-            lines,
-            scratch,
-        } = self;
+        let (args, window) = (self.args, self.kernel.window);
+        if args.rows == 0 || args.words == 0 {
+            return;
+        }
+        // Rows of results, counted over all images.
+        let lines = self.part(args.rows / args.out_w, 1);
         let vector = 4 * S::LANES;
         let sizes = Sizes::new(args, window, vector);
         // For each set: the weights of all taps, the initial sums, and the factors.
@@ -188,19 +170,14 @@ impl ScaledJob for Piece<'_> {
         } else {
             0
         };
-        let room = scratch.of::<u32>(band + tables + repeated);
+        let room = self.scratch.of::<u32>(band + tables + repeated);
         let (band, rest) = room.split_at_mut(band);
         let (tables, repeated) = rest.split_at_mut(tables);
         let mut at = lines.start;
         // SAFETY: by the contract.
         unsafe {
-            prepare::<S, A>(
-                args,
-                window,
-                sizes,
-                tables.as_mut_ptr(),
-                repeated.as_mut_ptr().cast(),
-            );
+            let (to, repeated) = (tables.as_mut_ptr(), repeated.as_mut_ptr().cast());
+            prepare::<S, A>(args, window, sizes, to, repeated);
             while at < lines.end {
                 let (image, oy) = (at / args.out_h, at % args.out_h);
                 let count = sizes.lines.min(args.out_h - oy).min(lines.end - at);
@@ -243,7 +220,7 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// # Safety
-    /// As for [`Piece::run`].
+    /// As for [`Kernel::run`].
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(&self) {
         let Sizes {
@@ -285,11 +262,11 @@ impl Lines<'_> {
 
     /// Copies the rows of x with their padding.
     /// # Safety
-    /// As for [`Piece::run`].
+    /// As for [`Kernel::run`].
     #[inline(always)]
     unsafe fn copy(&self) {
         let (args, sizes, rows) = (self.args, self.sizes, self.window.rows);
-        let count = (self.count - 1) * rows.stride + (rows.kernel - 1) * rows.dilation + 1;
+        let count = (self.count - 1) * rows.stride + rows.reach() + 1;
         for i in 0..count {
             let y = self.first() + i.cast_signed();
             // SAFETY: a row of x, and one of the band.
@@ -305,7 +282,7 @@ impl Lines<'_> {
     }
 
     /// # Safety
-    /// As for [`Piece::run`].
+    /// As for [`Kernel::run`].
     #[inline(always)]
     unsafe fn copy_row(&self, x: *const u8, to: *mut u8) {
         let (args, stride) = (self.args, self.window.columns.stride);
@@ -342,7 +319,7 @@ impl Lines<'_> {
 
     /// Computes the vectors of each row that use weight set `set`, from byte `first` on.
     /// # Safety
-    /// As for [`Piece::run`].
+    /// As for [`Kernel::run`].
     #[inline(always)]
     unsafe fn any<S: Bytes, A: Arithmetic>(&self, first: usize, set: &Set<S, A>) {
         let (vector, rows, sizes) = (4 * S::LANES, self.window.rows, self.sizes);
@@ -371,7 +348,7 @@ impl Lines<'_> {
 
     /// As [`Lines::any`], for windows of three rows with row stride `SH` and up to `K` columns.
     /// # Safety
-    /// As for [`Piece::run`].
+    /// As for [`Kernel::run`].
     #[inline(always)]
     unsafe fn strips<S: Bytes, A: Arithmetic, const SH: usize, const K: usize>(
         &self,
@@ -400,9 +377,9 @@ impl Lines<'_> {
                     continue;
                 }
                 let ox = at / sizes.channels;
-                let column = columns.element(ox, tap.min(columns.kernel - 1), args.pad_w);
-                if (0..args.in_w.cast_signed()).contains(&column) {
-                    let at = column.cast_unsigned() * sizes.channels + at % sizes.channels;
+                let tap_of = tap.min(columns.kernel - 1);
+                if let Some(column) = columns.get(ox, tap_of, args.pad_w, args.in_w) {
+                    let at = column * sizes.channels + at % sizes.channels;
                     strip.taps[tap] = self.x.wrapping_add(at);
                     strip.steps[tap] = args.in_w * sizes.channels;
                 }

@@ -1,14 +1,13 @@
 //! Max and average pooling of bytes.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product};
 use crate::backend::cpu::bytes::{self, Limits};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::pieces;
-use crate::kernels::cpu::window::{Line, Window};
+use crate::kernels::cpu::window::Window;
 use crate::kernels::int8_conv::cpu::{holds_images, lists};
-use std::ops::Range;
 
 type Args = super::Args<Bound>;
 
@@ -62,16 +61,12 @@ impl Kernel for Int8Pool {
             _ => 0,
         };
         let plane = product(&[args.in_h, args.in_w, args.words]);
+        let windows = product(&[args.out_h, args.out_w]);
         args.words > 0
             && args.count.is_multiple_of(args.words)
             && args.factors.map_or(factors == 0, |f| f.holds::<u32>(factors))
             && args.y.holds::<u32>(args.count)
-            && holds_images(
-                args.x,
-                args.count / args.words,
-                product(&[args.out_h, args.out_w]),
-                plane,
-            )
+            && holds_images(args.x, args.count / args.words, windows, plane)
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -80,77 +75,38 @@ impl Kernel for Int8Pool {
         pieces(work, rows, threads)
     }
 
-    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        if args.count == 0 {
-            return;
-        }
-        let rows = part(args.count / args.words, 1, piece, pieces);
-        let channels = args.words * 4;
-        // SAFETY: nobody writes the operands; the piece owns these results; the processor supports
-        // the instruction set.
-        unsafe {
-            let job = Windows {
-                args,
-                window: self.window,
-                kind: self.kind,
-                padded: self.padded,
-                x: args.x.slice(),
-                factors: args.factors.map_or(&[], |f| f.slice()),
-                y: args.y.slice_mut(rows.start * channels..rows.end * channels),
-                rows,
-                sums: scratch.of(channels),
-            };
-            simd::run(self.isa, job);
-        }
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
 
-struct Windows<'a> {
-    args: &'a Args,
-    window: Window,
-    kind: Kind,
-    padded: bool,
-    x: &'a [i8],
-    factors: &'a [u32],
-    rows: Range<usize>,
-    y: &'a mut [i8],
-    sums: &'a mut [i32],
-}
-
-/// Number of taps of window `i` if padding up to `end` counts.
-fn counted(line: Line, i: usize, pad: i32, end: i32) -> usize {
-    let rest = end as isize - line.element(i, 0, pad);
-    let taps = rest.max(0).cast_unsigned().div_ceil(line.dilation);
-    taps.min(line.kernel)
-}
-
-impl Job for Windows<'_> {
+impl Job for Piece<'_, Int8Pool> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            window,
-            kind,
-            padded,
-            x,
-            factors,
-            rows,
-            y,
-            sums,
-        } = self;
-        let channels = sums.len();
+        let (args, window, kind) = (self.args, self.kernel.window, self.kernel.kind);
+        if args.count == 0 {
+            return;
+        }
+        let rows = self.part(args.count / args.words, 1);
+        let channels = args.words * 4;
+        // SAFETY: nobody writes the operands, and the piece owns these results.
+        let (x, factors, y): (&[i8], &[u32], &mut [i8]) = unsafe {
+            let factors = args.factors.map_or(&[][..], |f| f.slice());
+            let y = args.y.slice_mut(rows.start * channels..rows.end * channels);
+            (args.x.slice(), factors, y)
+        };
+        let sums = self.scratch.of::<i32>(channels);
         for (row, y) in rows.zip(y.chunks_exact_mut(channels)) {
             let (ox, line) = (row % args.out_w, row / args.out_w);
             let (oy, image) = (line % args.out_h, line / args.out_h);
-            let down = window.rows.taps(oy, args.pad_h, args.in_h);
-            let across = window.columns.taps(ox, args.pad_w, args.in_w);
+            let (high, wide) = (window.rows, window.columns);
+            let down = high.taps(oy, args.pad_h, args.in_h);
+            let across = wide.taps(ox, args.pad_w, args.in_w);
             let inside = down.len() * across.len();
-            let taps = match padded {
-                true => {
-                    counted(window.rows, oy, args.pad_h, args.end_h)
-                        * counted(window.columns, ox, args.pad_w, args.end_w)
-                }
+            let taps = match self.kernel.padded {
+                true => high.counted(oy, args.pad_h, args.end_h) * wide.counted(ox, args.pad_w, args.end_w),
                 false => inside,
             };
             let zeros = |count: usize| args.x_zero.wrapping_mul(count as i32);
@@ -162,9 +118,9 @@ impl Job for Windows<'_> {
             };
             sums.fill(start);
             for ky in down {
-                let iy = window.rows.element(oy, ky, args.pad_h).cast_unsigned();
+                let iy = high.element(oy, ky, args.pad_h).cast_unsigned();
                 for kx in across.clone() {
-                    let ix = window.columns.element(ox, kx, args.pad_w).cast_unsigned();
+                    let ix = wide.element(ox, kx, args.pad_w).cast_unsigned();
                     let at = ((image * args.in_h + iy) * args.in_w + ix) * channels;
                     let x = &x[at..at + channels];
                     if kind == Kind::Max {
@@ -184,15 +140,8 @@ impl Job for Windows<'_> {
 /// Stores the results of a window of `taps` elements.
 #[inline(always)]
 fn finish(args: &Args, window: Window, kind: Kind, factors: &[u32], taps: usize, sums: &[i32], y: &mut [i8]) {
-    let limits = Limits {
-        zero: if matches!(kind, Kind::Sum { .. }) {
-            args.zero
-        } else {
-            0
-        },
-        low: args.low,
-        high: args.high,
-    };
+    let is_sum = matches!(kind, Kind::Sum { .. });
+    let limits = Limits::new(if is_sum { args.zero } else { 0 }, args.low, args.high);
     let each = y.iter_mut().zip(sums);
     let at = taps.max(1) - 1;
     match kind {

@@ -24,7 +24,7 @@ pub struct Strip<const K: usize> {
 impl<const K: usize> Strip<K> {
     /// Words of the taps of a row.
     /// # Safety
-    /// As for [`super::Piece::run`].
+    /// As for `Kernel::run`.
     #[inline(always)]
     unsafe fn words<S: Bytes>(&self, row: isize, padding: S::I) -> [S::I; 4] {
         if row < 0 || row >= self.rows {
@@ -43,7 +43,7 @@ impl<const K: usize> Strip<K> {
     }
 
     /// # Safety
-    /// As for [`super::Piece::run`].
+    /// As for `Kernel::run`.
     #[inline(always)]
     pub unsafe fn run<S: Bytes, A: Arithmetic, const SH: usize>(&self, set: &Set<S, A>, zero: i32) {
         // SAFETY: by the contract.

@@ -7,7 +7,7 @@ use crate::kernels::cpu::window::Window;
 /// Repeats weights, bias and factors, in the order in which sums come. `repeated` has room for four
 /// vectors of each set.
 /// # Safety
-/// As for [`super::Piece::run`].
+/// As for `Kernel::run`.
 #[inline(always)]
 pub unsafe fn prepare<S: Bytes, A: Arithmetic>(
     args: &Args,
@@ -94,7 +94,7 @@ pub struct Set<S: Bytes, A: Arithmetic> {
 
 impl<S: Bytes, A: Arithmetic> Set<S, A> {
     /// # Safety
-    /// As for [`super::Piece::run`].
+    /// As for `Kernel::run`.
     #[inline(always)]
     pub unsafe fn new(table: *const u32, groups: usize, limits: Limits) -> Self {
         let vector = 4 * S::LANES;
@@ -122,7 +122,7 @@ impl<S: Bytes, A: Arithmetic> Set<S, A> {
 
     /// Adds the products of words of a row of taps and their weights, group `group`.
     /// # Safety
-    /// As for [`super::Piece::run`].
+    /// As for `Kernel::run`.
     #[inline(always)]
     pub unsafe fn dot(&self, sums: [S::I; 4], group: usize, words: [S::I; 4]) -> [S::I; 4] {
         let mut sums = sums;
@@ -138,7 +138,7 @@ impl<S: Bytes, A: Arithmetic> Set<S, A> {
 
     /// Stores `count` bytes of results.
     /// # Safety
-    /// As for [`super::Piece::run`].
+    /// As for `Kernel::run`.
     #[inline(always)]
     pub unsafe fn put(&self, sums: [S::I; 4], y: *mut u8, count: usize) {
         // SAFETY: the piece owns the results.
