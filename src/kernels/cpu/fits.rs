@@ -277,8 +277,8 @@ fn smaller_operands_of_tables_and_conversions_of_bytes_do_not_fit() {
 
 #[test]
 fn windows_whose_places_have_no_numbers_do_not_fit() {
-    use super::conv::Conv;
-    use super::conv_depthwise::ConvDepthwise;
+    use crate::kernels::conv::cpu::Conv;
+    use crate::kernels::conv::cpu_depthwise::ConvDepthwise;
     fn fits<K: Kernel>(dilation: i64, words: &[u32]) -> bool {
         let names = [("KH", 1), ("SH", 1), ("DH", 1), ("KW", 2), ("SW", 1), ("TILE", 1)];
         let spec = KernelSpec {
@@ -289,7 +289,7 @@ fn windows_whose_places_have_no_numbers_do_not_fit() {
         let mut data = [0f32; 2];
         let operands = [Some(memory(&mut data)); 4];
         let kernel = K::new(&spec, Isa::Portable).expect("a kernel");
-        kernel.fits(&K::Args::read(words, &operands).expect("arguments"))
+        kernel.fits(&<K::Signature as Signature>::On::<Bound>::read(words, &operands).expect("arguments"))
     }
     let words = [1, 1, 1, 1, 1, 1, 1, 0, 0];
     let depthwise = [1, 1 << 32].map(|dilation| fits::<ConvDepthwise>(dilation, &words));

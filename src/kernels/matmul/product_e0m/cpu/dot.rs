@@ -1,7 +1,7 @@
 //! Dot products of the integers of a tile and a panel, written once for all instruction sets.
 
 use super::layout::STEP;
-use super::tile::{Call, SPAN, Tile};
+use super::tile::{SPAN, Tile};
 use super::words::Words;
 use crate::backend::cpu::simd::Simd;
 use crate::tensor::PANEL;
@@ -132,6 +132,7 @@ pub unsafe fn operand<A: Multiply, const BITS: usize>(codes: *const u32, i: usiz
 }
 
 /// Adds the products of a step.
+#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn step<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
     sums: &mut Sums<A, M, V>,
@@ -247,6 +248,7 @@ unsafe fn columns<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
 ///
 /// # Safety
 /// The processor has the instruction set; panel and tile have the steps.
+#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
     codes: *const u32,

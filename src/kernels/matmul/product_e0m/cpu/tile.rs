@@ -97,6 +97,7 @@ pub unsafe fn tile<A: Multiply, const BITS: usize, const PLANES: usize, const M:
 }
 
 /// The first `V` vectors of columns.
+#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
     call: &Call,
@@ -171,6 +172,7 @@ unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
 }
 
 /// What [`DecodeScales`] makes of the scales and biases of a group.
+#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn decode<S: Words, const V: usize>(at: *const u32, unit: f32, level: f32) -> [[S::F; V]; 2] {
     // SAFETY: by the contract of the caller.
