@@ -5,7 +5,7 @@ use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Command, Launch, View};
 use crate::graph::op::gather_e0m::QuantizedGather;
 use crate::graph::{Graph, ValueId};
-use crate::kernels::probe::RANDOM;
+use crate::kernels::probe::{BITS, RANDOM};
 use crate::lower::WeightKey;
 use crate::num;
 use crate::tensor::DType;
@@ -108,7 +108,7 @@ impl Numbers {
 const WORKGROUP: u32 = 64;
 
 fn spec(numbers: Numbers) -> KernelSpec {
-    let bits = (numbers == Numbers::Words).then_some(("BITS", 1));
+    let bits = (numbers == Numbers::Words).then_some((BITS, 1));
     KernelSpec {
         kernel: &RANDOM,
         workgroup: WORKGROUP,

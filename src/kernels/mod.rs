@@ -14,6 +14,11 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod dots;
+pub mod windows;
+
+/// The define of kernels of the integer domain that requantize with integers alone
+/// ([`crate::quant::fixed`]).
+pub const FIXED: &str = "FIXED";
 
 /// The groups. Other modules use the kernels by their paths without the group.
 #[path = "."]

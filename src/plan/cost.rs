@@ -121,7 +121,7 @@ impl PlanWork {
         for (at, step) in steps.iter().enumerate() {
             let spec = kernels.get(step.kernel);
             let uses = |feature| spec.is_some_and(|spec| spec.uses(language, feature));
-            let planes = spec.and_then(|spec| spec.defines.get("PLANES"));
+            let planes = spec.and_then(|spec| spec.defines.get(crate::kernels::product_e0m::PLANES));
             let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
             let work = match (known, c.graph.node(step.node)) {
                 (Some(work), _) => work,

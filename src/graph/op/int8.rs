@@ -239,7 +239,7 @@ pub(super) fn dot(a: &[i8], b: &[i8]) -> i32 {
 /// Defines `FIXED` if these factors are in fixed point.
 pub(super) fn define_arithmetic<A>(call: Call<A>, factors: &Fact) -> Call<A> {
     match arithmetic(factors) {
-        Arithmetic::Fixed => call.define("FIXED", 1),
+        Arithmetic::Fixed => call.define(crate::kernels::FIXED, 1),
         Arithmetic::Float => call,
     }
 }

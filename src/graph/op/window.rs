@@ -1,6 +1,7 @@
 //! Sliding windows over spatial axes: sizes and traversal shared by convolution and pooling.
 
 use super::{Attributes, InferCx, OpError, OpResult, count, fixed_size};
+use crate::kernels::windows;
 use crate::lower::Call;
 use crate::num;
 use crate::shape::Dim;
@@ -90,12 +91,11 @@ impl Line {
 
 /// Sets the constants shared by window kernels: sizes, strides and dilations of rows and columns.
 pub(super) fn define<A>(call: Call<A>, [h, w]: &[Line; 2]) -> Call<A> {
-    call.define("KH", h.kernel)
-        .define("SH", h.stride)
-        .define("DH", h.dilation)
-        .define("KW", w.kernel)
-        .define("SW", w.stride)
-        .define("DW", w.dilation)
+    let values = |line: &Line| [line.kernel, line.stride, line.dilation];
+    let rows = windows::ROWS.into_iter().zip(values(h));
+    let columns = windows::COLUMNS.into_iter().zip(values(w));
+    rows.chain(columns)
+        .fold(call, |call, (name, value)| call.define(name, value))
 }
 
 /// A list attribute with values in `low..=i32::MAX`; empty if omitted.

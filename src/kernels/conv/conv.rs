@@ -7,6 +7,13 @@ pub mod cpu_depthwise;
 #[cfg(feature = "cpu")]
 pub mod cpu_panels;
 
+/// Weights are packed for tiles of [`TILE`] channels.
+pub const PACKED: &str = "PACKED";
+/// Output channels of a tile.
+pub const TILE: &str = "TILE";
+/// Computes the transposed convolution.
+pub const TRANSPOSED: &str = "TRANSPOSED";
+
 crate::kernel! {
     /// Convolution and transposed convolution.
     pub static KERNEL: TypedKernel<Args> = "conv/conv" {

@@ -2,6 +2,7 @@
 
 use crate::backend::cpu::args::{dtype, product};
 use crate::backend::kernel::KernelSpec;
+use crate::kernels::windows;
 use crate::tensor::DType;
 use std::ops::Range;
 
@@ -35,8 +36,8 @@ impl Window {
             })
         };
         Some(Self {
-            rows: line(["KH", "SH", "DH"])?,
-            columns: line(["KW", "SW", "DW"])?,
+            rows: line(windows::ROWS)?,
+            columns: line(windows::COLUMNS)?,
         })
     }
 

@@ -5,6 +5,17 @@ pub mod tensor_cores;
 
 use crate::backend::kernel::{Feature, Features, Form, subgroup_size};
 
+/// Bits per weight.
+pub const BITS: &str = "BITS";
+/// Weights of a group that kernels walk at once.
+pub const GROUP: &str = "GROUP";
+/// Weights of 8 bits: a word holds four.
+pub const PER4: &str = "PER4";
+/// Such groups that share a scale.
+pub const SPAN: &str = "SPAN";
+/// Results are those of several weights.
+pub const PARTS: &str = "PARTS";
+
 crate::kernel! {
     /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS. Only variants for
     /// several rows read `m` and `y_stride`.

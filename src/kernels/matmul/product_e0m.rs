@@ -9,6 +9,13 @@ pub mod cpu_quantize;
 
 use crate::backend::kernel::{Feature, Features};
 
+/// Activations with a common scale.
+pub const BLOCK: &str = "BLOCK";
+/// Bytes per activation.
+pub const PLANES: &str = "PLANES";
+/// Normalizes rows first.
+pub const NORM: &str = "NORM";
+
 crate::kernel! {
     /// Quantizes rows, after normalizing them with NORM.
     pub static QUANTIZE: TypedKernel<QuantizeArgs> = native "matmul/quantize_activations" {

@@ -43,6 +43,9 @@ crate::kernel! {
     })
 }
 
+/// Makes words of random bits.
+pub const BITS: &str = "BITS";
+
 crate::kernel! {
     /// Normally distributed weights.
     pub static RANDOM: TypedKernel<RandomArgs> = "probe/random" {

@@ -3,6 +3,11 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
+crate::forms! {
+    /// The function of both operands.
+    pub enum Function { Add, Sub = "SUB", Mul = "MUL" }
+}
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "quantized/int8_binary" {
         count, words, a_words, b_words, a_rows, b_rows, inner: U32;

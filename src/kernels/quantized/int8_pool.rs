@@ -3,6 +3,13 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
+/// Computes means that keep the scale, instead of maxima.
+pub const MEAN: &str = "MEAN";
+/// Computes requantized means.
+pub const SUM: &str = "SUM";
+/// Padding counts as elements.
+pub const PADDED: &str = "PADDED";
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "quantized/int8_pool" {
         count, in_h, in_w, out_h, out_w, words: U32;

@@ -12,7 +12,7 @@ use self::cases::cases;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Axis, Line, Window};
 use crate::graph::op::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::kernels::conv::{Args, KERNEL};
+use crate::kernels::conv::{Args, KERNEL, PACKED, TILE, TRANSPOSED};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota;
@@ -316,14 +316,14 @@ pub(crate) fn emit(
             pad_w: v.before.clone(),
         };
         let mut call = Call::new(&KERNEL, ITEMS)
-            .define("TILE", num::signed(tile))
+            .define(TILE, num::signed(tile))
             .define("RUN", RUN);
         call = window::define(call, lines);
         let count = Dim::from_usize(count);
         call = call.grid(grid.ceil_div(i64::from(ITEMS))?, count, n.clone());
         let flags = [
-            ("PACKED", packed),
-            ("TRANSPOSED", transposed),
+            (PACKED, packed),
+            (TRANSPOSED, transposed),
             ("INSIDE", v.is_identity()),
         ];
         for (name, _) in flags.iter().filter(|(_, set)| *set) {

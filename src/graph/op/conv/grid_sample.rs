@@ -9,7 +9,7 @@ use crate::graph::op::conv::{parts, sizes};
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides,
 };
-use crate::kernels::grid_sample::{Args, KERNEL};
+use crate::kernels::grid_sample::{Args, BORDER, CORNERS, KERNEL, REFLECTION, TAPS};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -169,12 +169,12 @@ impl Op for GridSample {
         };
         let count = out.count()?;
         let mut call = Call::new(&KERNEL, 64)
-            .define("TAPS", num::signed(self.mode.taps()))
+            .define(TAPS, num::signed(self.mode.taps()))
             .grid(count.ceil_div(2 * 64)?, 1, 1);
         let flags = [
-            ("BORDER", self.padding == Padding::Border),
-            ("REFLECTION", self.padding == Padding::Reflection),
-            ("CORNERS", self.align_corners),
+            (BORDER, self.padding == Padding::Border),
+            (REFLECTION, self.padding == Padding::Reflection),
+            (CORNERS, self.align_corners),
         ];
         for (name, _) in flags.iter().filter(|(_, set)| *set) {
             call = call.define(name, 1);

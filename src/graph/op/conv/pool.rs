@@ -11,7 +11,7 @@ use crate::graph::op::sizes::Sizes;
 use crate::graph::op::types::Types;
 use crate::graph::op::window::{self, AutoPad, Axis, Window};
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
-use crate::kernels::pool::{Args, KERNEL};
+use crate::kernels::pool::{Args, KERNEL, MEAN, NORM, PADDED};
 use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::quota;
@@ -147,9 +147,9 @@ impl Op for Pool {
                 return Err(OpError::NoKernel("the indices of MaxPool".to_owned()));
             }
             Kind::Max { .. } => call,
-            Kind::Average { include_pad: true } => call.define("MEAN", 1).define("PADDED", 1),
-            Kind::Average { .. } => call.define("MEAN", 1),
-            Kind::Lp { p } => call.define("NORM", p),
+            Kind::Average { include_pad: true } => call.define(MEAN, 1).define(PADDED, 1),
+            Kind::Average { .. } => call.define(MEAN, 1),
+            Kind::Lp { p } => call.define(NORM, p),
         };
         let (count, [h, w]) = (out.count()?, &lines);
         let args = Args::<Planned> {

@@ -46,7 +46,7 @@ mod tune;
 use self::cases::cases;
 pub(crate) use self::cases::packed_case;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
-use crate::kernels::matmul_e0m::{MATRIX, MatrixArgs, PAIRS, VECTOR, VectorArgs};
+use crate::kernels::matmul_e0m::{BITS, GROUP, MATRIX, MatrixArgs, PAIRS, PER4, SPAN, VECTOR, VectorArgs};
 
 use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::rms_norm::RmsNorm;
@@ -170,10 +170,10 @@ pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> C
     let Format { bits, group } = format;
     let k_block = k_block(group, most);
     let mut call = call
-        .define("BITS", i64::from(bits.count()))
-        .define("GROUP", num::signed(k_block));
+        .define(BITS, i64::from(bits.count()))
+        .define(GROUP, num::signed(k_block));
     if bits == Bits::Eight {
-        call = call.define("PER4", 1);
+        call = call.define(PER4, 1);
     }
     if let ([high, ..], true) = (bits.planes(), !matches!(bits, Bits::Four | Bits::Eight)) {
         call = call.define("HIGH", i64::from(high.width));
@@ -182,7 +182,7 @@ pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> C
         call = call.define("LOW", i64::from(low.width));
     }
     if k_block < group {
-        call = call.define("SPAN", num::signed(group / k_block));
+        call = call.define(SPAN, num::signed(group / k_block));
     }
     call
 }

@@ -9,6 +9,7 @@ use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::int8_quantize::least_floats;
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::graph::rules;
+pub use crate::kernels::int8_binary::Function;
 use crate::kernels::int8_binary::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Planned};
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
@@ -17,13 +18,6 @@ use crate::tensor::{DType, HostTensor};
 
 /// Bits by which operands of a sum are shifted left before they are scaled.
 const HEADROOM: u32 = 20;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
-    Add,
-    Sub,
-    Mul,
-}
 
 /// How a result is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,13 +217,9 @@ impl Op for Int8Binary {
             low: self.output.low.into(),
             high: self.output.high.into(),
         };
-        let mut call = match self.function {
-            Function::Add => Call::new(&KERNEL, 64),
-            Function::Sub => Call::new(&KERNEL, 64).define("SUB", 1),
-            Function::Mul => Call::new(&KERNEL, 64).define("MUL", 1),
-        };
+        let mut call = Call::new(&KERNEL, 64).form(self.function.define());
         if matches!(self.form, Form::Fixed { .. }) {
-            call = call.define("FIXED", 1);
+            call = call.define(crate::kernels::FIXED, 1);
         }
         cx.emit(call.grid(args.count.ceil_div(64)?, 1, 1), args)
     }

@@ -143,7 +143,7 @@ impl Op for Int8MatMul {
         };
         let mut call = Call::new(&KERNEL, 64);
         if matches!(self.factor, Factor::Fixed(_)) {
-            call = call.define("FIXED", 1);
+            call = call.define(crate::kernels::FIXED, 1);
         }
         let call = dots::select(cx.device(), &KERNEL, call);
         let grid = args.m.ceil_div(64)?;

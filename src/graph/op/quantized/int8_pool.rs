@@ -7,7 +7,7 @@ use crate::graph::op::int8::{
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Window};
 use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::kernels::int8_pool::{Args, KERNEL};
+use crate::kernels::int8_pool::{Args, KERNEL, MEAN, PADDED, SUM};
 use crate::lower::{Call, LowerCx, Planned};
 use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor, Output};
@@ -189,11 +189,11 @@ impl Op for Int8Pool {
         let mut call = window::define(Call::new(&KERNEL, 64), &lines);
         match self.kind {
             Kind::Max => {}
-            Kind::Mean { .. } => call = call.define("MEAN", 1),
-            Kind::Scaled { .. } => call = int8::define_arithmetic(call.define("SUM", 1), cx.fact(1)?),
+            Kind::Mean { .. } => call = call.define(MEAN, 1),
+            Kind::Scaled { .. } => call = int8::define_arithmetic(call.define(SUM, 1), cx.fact(1)?),
         }
         if self.includes_pad() {
-            call = call.define("PADDED", 1);
+            call = call.define(PADDED, 1);
         }
         cx.emit(call.grid(args.count.ceil_div(64)?, 1, 1), args)
     }

@@ -8,6 +8,17 @@
 //! activation. Operands of operators that only move elements are rescaled where needed. Every other
 //! node stays float between its conversions, as the model says. Sums of products are requantized in
 //! one of two arithmetics ([`Arithmetic`]).
+//!
+//! | ONNX node | site (`find::Site`) | operators | kernels |
+//! |---|---|---|---|
+//! | `QuantizeLinear`, `DequantizeLinear` at the border | | `Int8Quantize`, `Int8Dequantize`, `Int8Enter`, `Int8Leave` | `int8_quantize`, `int8_dequantize`, `int8_enter`, `int8_leave` |
+//! | `Conv`, `ConvTranspose`, `ConvInteger`, `QLinearConv`; `MatMul`, `Gemm`, `QLinearMatMul` of constants | `Product` | `Int8Conv` | `int8_conv`, `int8_depthwise` |
+//! | `MatMul`, `QLinearMatMul` of two activations | `MatMul` | `Int8MatMul` | `int8_matmul` |
+//! | `Add`, `Sub`, `Mul`, `QLinearAdd`, `QLinearMul` | `Binary` | `Int8Binary` | `int8_binary` |
+//! | functions of one activation, such as `Sigmoid`, `HardSwish`, `LeakyRelu` | `Table` | `Int8Table` | `int8_table` |
+//! | `MaxPool`, `AveragePool`, global pools, `ReduceMean` of an image | `Pool` | `Int8Pool` | `int8_pool` |
+//! | `Softmax`, `QLinearSoftmax` | `Softmax` | `Int8Softmax` | `int8_softmax` |
+//! | `Reshape`, `Transpose`, `Slice`, `Concat`, `Pad`, `Gather` and others | `Move` | the same operator over bytes, `Int8Table` to rescale | those of the operator |
 
 mod build;
 mod chain;

@@ -52,10 +52,10 @@ impl Kernel for Conv {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
-        if is_set("PACKED") {
+        if is_set(super::PACKED) {
             return None;
         }
-        let tile = usize::try_from(*spec.defines.get("TILE")?).ok()?.max(1);
+        let tile = usize::try_from(*spec.defines.get(super::TILE)?).ok()?.max(1);
         let integers = dtype(spec, 0) == Some(DType::I32);
         let same = (0..3).all(|i| dtype(spec, i).is_none_or(|d| d == DType::I32));
         Some(Self {
@@ -65,7 +65,7 @@ impl Kernel for Conv {
                 true => Window::of(spec).filter(|_| same)?,
                 false => Window::of_floats(spec)?,
             },
-            transposed: is_set("TRANSPOSED"),
+            transposed: is_set(super::TRANSPOSED),
             tile,
         })
     }

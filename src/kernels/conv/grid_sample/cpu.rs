@@ -26,15 +26,15 @@ impl Kernel for GridSample {
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let floats = (0..3).all(|i| dtype(spec, i) == Some(DType::F32));
         let has = |name| spec.defines.contains_key(name);
-        let padding = if has("BORDER") {
+        let padding = if has(super::BORDER) {
             Padding::Border
-        } else if has("REFLECTION") {
+        } else if has(super::REFLECTION) {
             Padding::Reflection
         } else {
             Padding::Zeros
         };
-        let taps = usize::try_from(*spec.defines.get("TAPS")?).ok()?;
-        let corners = has("CORNERS");
+        let taps = usize::try_from(*spec.defines.get(super::TAPS)?).ok()?;
+        let corners = has(super::CORNERS);
         (floats && matches!(taps, 1 | 2 | 4)).then_some(Self(Sampler {
             taps,
             padding,

@@ -36,9 +36,9 @@ impl Kernel for Pool {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
-        let kind = match (is_set("MEAN"), spec.defines.get("NORM")) {
+        let kind = match (is_set(super::MEAN), spec.defines.get(super::NORM)) {
             (true, _) => Kind::Mean {
-                padded: is_set("PADDED"),
+                padded: is_set(super::PADDED),
             },
             (_, Some(p)) => Kind::Norm(*p as f32),
             _ => Kind::Max,

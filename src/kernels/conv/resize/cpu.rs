@@ -39,14 +39,14 @@ impl Kernel for Resize {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let number = |name| spec.defines.get(name).copied();
         let is_set = |name| number(name).is_some_and(|v| v != 0);
-        let coordinates = match number("COORDINATES")? {
+        let coordinates = match number(super::COORDINATES)? {
             0 => Coordinates::Line,
             1 => Coordinates::OneIsFirst,
             2 => Coordinates::Crop,
             _ => return None,
         };
-        let mode = match number("TAPS")? {
-            1 => Mode::Nearest(*Nearest::ALL.get(usize::try_from(number("ROUNDING")?).ok()?)?),
+        let mode = match number(super::TAPS)? {
+            1 => Mode::Nearest(*Nearest::ALL.get(usize::try_from(number(super::ROUNDING)?).ok()?)?),
             2 => Mode::Linear,
             4 => Mode::Cubic,
             _ => return None,
@@ -57,8 +57,8 @@ impl Kernel for Resize {
             isa,
             coordinates,
             mode,
-            high: is_set("HIGH"),
-            inside_only: is_set("INSIDE_ONLY"),
+            high: is_set(super::HIGH),
+            inside_only: is_set(super::INSIDE_ONLY),
             words,
         })
     }

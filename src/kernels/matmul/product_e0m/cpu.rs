@@ -62,18 +62,18 @@ impl Kernel for ProductE0m {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
-        let (group, block) = (define("GROUP")?, define("BLOCK")?);
-        let planes = define("PLANES").unwrap_or(1);
+        let (group, block) = (define(crate::kernels::matmul_e0m::GROUP)?, define(super::BLOCK)?);
+        let planes = define(super::PLANES).unwrap_or(1);
         let sizes = block > 0 && block.is_multiple_of(STEP) && group > 0 && group.is_multiple_of(block);
         (sizes && (1..=2).contains(&planes)).then_some(Self {
             isa,
             form: Form {
-                codes: Codes::new(define("BITS")?)?,
+                codes: Codes::new(define(crate::kernels::matmul_e0m::BITS)?)?,
                 planes,
             },
             group,
             block,
-            parts: define("PARTS").is_some(),
+            parts: define(crate::kernels::matmul_e0m::PARTS).is_some(),
         })
     }
 

@@ -64,13 +64,16 @@ impl Kernel for ProductE0mFloat {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
-        let (bits, group) = (define("BITS")?, define("GROUP")?);
+        let (bits, group) = (
+            define(crate::kernels::matmul_e0m::BITS)?,
+            define(crate::kernels::matmul_e0m::GROUP)?,
+        );
         let sizes = matches!(bits, 2..=6 | 8) && group > 0 && group.is_multiple_of(tile::STEP);
         sizes.then_some(Self {
             isa,
             bits,
             group,
-            parts: define("PARTS").is_some(),
+            parts: define(crate::kernels::matmul_e0m::PARTS).is_some(),
         })
     }
 

@@ -24,14 +24,14 @@ impl Kernel for Quantize {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let define = |name| spec.defines.get(name).copied();
-        let block = usize::try_from(define("BLOCK")?).ok()?;
-        let planes = usize::try_from(define("PLANES").unwrap_or(1)).ok()?;
+        let block = usize::try_from(define(super::BLOCK)?).ok()?;
+        let planes = usize::try_from(define(super::PLANES).unwrap_or(1)).ok()?;
         (block > 0 && block.is_multiple_of(STEP) && (1..=2).contains(&planes)).then(|| Self {
             isa,
             block,
             planes,
-            per4: define("PER4").is_some(),
-            norm: define("NORM").is_some(),
+            per4: define(crate::kernels::matmul_e0m::PER4).is_some(),
+            norm: define(super::NORM).is_some(),
         })
     }
 

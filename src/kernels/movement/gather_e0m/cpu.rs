@@ -41,8 +41,9 @@ impl Kernel for GatherE0m {
                 .and_then(|n| usize::try_from(*n).ok())
                 .filter(|n| *n > 0)
         };
-        let bits = number("BITS").filter(|b| !planes(*b).is_empty())?;
-        let group = number("GROUP")?.checked_mul(number("SPAN").unwrap_or(1))?;
+        let bits = number(crate::kernels::matmul_e0m::BITS).filter(|b| !planes(*b).is_empty())?;
+        let group = number(crate::kernels::matmul_e0m::GROUP)?
+            .checked_mul(number(crate::kernels::matmul_e0m::SPAN).unwrap_or(1))?;
         Some(Self { bits, group })
     }
 

@@ -300,7 +300,7 @@ impl Kernel for Random {
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         Some(Self {
-            bits: spec.defines.contains_key("BITS"),
+            bits: spec.defines.contains_key(super::BITS),
             halves: dtype(spec, 0)? == DType::F16,
         })
     }

@@ -8,14 +8,8 @@ use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::pieces;
 use crate::kernels::int8_quantize::cpu::Quantizer;
 
+use super::Function;
 type Args = super::Args<Bound>;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Function {
-    Add,
-    Sub,
-    Mul,
-}
 
 /// Bits by which operands of a sum are shifted left before they are scaled.
 const HEADROOM: u32 = 20;
@@ -59,15 +53,10 @@ impl Kernel for Int8Binary {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let function = match (spec.defines.contains_key("SUB"), spec.defines.contains_key("MUL")) {
-            (false, false) => Function::Add,
-            (true, _) => Function::Sub,
-            (_, true) => Function::Mul,
-        };
         Some(Self {
             isa,
-            function,
-            is_fixed: spec.defines.contains_key("FIXED"),
+            function: Function::of(spec),
+            is_fixed: spec.defines.contains_key(crate::kernels::FIXED),
         })
     }
 

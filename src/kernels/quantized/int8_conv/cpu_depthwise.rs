@@ -39,7 +39,7 @@ impl Kernel for Int8Depthwise {
         Some(Self {
             isa,
             window: Window::of(spec)?,
-            is_fixed: spec.defines.contains_key("FIXED"),
+            is_fixed: spec.defines.contains_key(crate::kernels::FIXED),
         })
     }
 

@@ -21,7 +21,7 @@ impl Kernel for Int8MatMul {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let is_fixed = spec.defines.contains_key("FIXED");
+        let is_fixed = spec.defines.contains_key(crate::kernels::FIXED);
         Some(Self { isa, is_fixed })
     }
 

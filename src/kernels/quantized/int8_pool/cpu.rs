@@ -35,10 +35,10 @@ impl Kernel for Int8Pool {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let is_set = |name| spec.defines.contains_key(name);
-        let kind = match (is_set("MEAN"), is_set("SUM")) {
+        let kind = match (is_set(super::MEAN), is_set(super::SUM)) {
             (true, _) => Kind::Mean,
             (_, true) => Kind::Sum {
-                is_fixed: is_set("FIXED"),
+                is_fixed: is_set(crate::kernels::FIXED),
             },
             _ => Kind::Max,
         };
@@ -47,7 +47,7 @@ impl Kernel for Int8Pool {
             isa,
             window,
             kind,
-            padded: is_set("PADDED"),
+            padded: is_set(super::PADDED),
         })
     }
 

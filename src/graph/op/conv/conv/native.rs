@@ -62,7 +62,8 @@ pub(super) fn emit(
         count: rows.div_ceil(TILE) * groups,
     };
     let w = cx.weight(1, tiles)?;
-    let call = window::define(Call::new(&PANELS, 1), &lines).define("TILE", num::signed(TILE));
+    let call =
+        window::define(Call::new(&PANELS, 1), &lines).define(crate::kernels::conv::TILE, num::signed(TILE));
     let groups = Dim::from_usize(groups);
     cx.emit(
         call,

@@ -3,7 +3,7 @@
 use super::ratio::{Line, Ratio};
 use super::{Coordinates, Mode, Policy, Resize};
 use crate::graph::op::{OpError, OpResult, axes};
-use crate::kernels::resize::{Args, KERNEL};
+use crate::kernels::resize::{Args, COORDINATES, HIGH, INSIDE_ONLY, KERNEL, ROUNDING, TAPS};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Shape, product};
@@ -116,9 +116,9 @@ fn mode_numbers(op: &Resize) -> [(&'static str, i64); 3] {
         _ => 0,
     };
     [
-        ("COORDINATES", coordinates),
-        ("TAPS", num::signed(op.mode.taps())),
-        ("ROUNDING", rounding),
+        (COORDINATES, coordinates),
+        (TAPS, num::signed(op.mode.taps())),
+        (ROUNDING, rounding),
     ]
 }
 
@@ -154,7 +154,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let count = out.count()?;
     let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
-    let flags = [("HIGH", high.is_some()), ("INSIDE_ONLY", op.exclude_outside)];
+    let flags = [(HIGH, high.is_some()), (INSIDE_ONLY, op.exclude_outside)];
     let flags = flags
         .into_iter()
         .filter(|(_, set)| *set)

@@ -9,7 +9,9 @@ use super::{ActivationType, QuantizedMatMul, format_defines, k_block, tune};
 use crate::backend::kernel::Kernel;
 use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
+use crate::kernels::matmul_e0m::PER4;
 use crate::kernels::matmul_e0m::int8::{MatrixArgs, PRODUCT, QUANTIZE, QuantizeArgs, VECTOR, VectorArgs};
+use crate::kernels::product_e0m::BLOCK;
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, dots};
 use crate::num;
 use crate::quant::{Bits, to_bytes};
@@ -51,9 +53,9 @@ impl QuantizedMatMul {
         let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
         let y = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
         let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-        let mut call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
+        let mut call = Call::new(&QUANTIZE, ITEMS).define(BLOCK, num::signed(block));
         if self.format.bits == Bits::Eight {
-            call = call.define("PER4", 1);
+            call = call.define(PER4, 1);
         }
         let args = QuantizeArgs {
             x,

@@ -4,6 +4,7 @@ use super::tensor_cores::Several;
 use super::{ActivationType, ColumnRange, QuantizedMatMul, packed_parts, packed_size};
 use crate::graph::op::pointwise::{self, ExprSource, Pointwise};
 use crate::graph::op::{Op, OpResult, norm};
+use crate::kernels::matmul_e0m::PARTS;
 use crate::kernels::product_e0m::PRODUCT;
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
@@ -107,7 +108,7 @@ impl Part<'_> {
     /// Tells a kernel whether there are several matrices.
     pub(super) fn in_parts<A>(&self, call: Call<A>) -> Call<A> {
         match self.weights.ends.len() > 1 {
-            true => call.define("PARTS", 1),
+            true => call.define(PARTS, 1),
             false => call,
         }
     }

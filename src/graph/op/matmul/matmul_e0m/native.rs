@@ -4,7 +4,10 @@
 use super::lower::{Left, LeftForm, Part};
 use super::{ActivationType, PAD, QuantizedMatMul};
 use crate::graph::op::OpResult;
-use crate::kernels::product_e0m::{FLOAT_PRODUCT, FloatArgs, PRODUCT, ProductArgs, QUANTIZE, QuantizeArgs};
+use crate::kernels::matmul_e0m::{BITS, GROUP, PER4};
+use crate::kernels::product_e0m::{
+    BLOCK, FLOAT_PRODUCT, FloatArgs, NORM, PLANES, PRODUCT, ProductArgs, QUANTIZE, QuantizeArgs,
+};
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::quant::Bits;
@@ -57,14 +60,14 @@ impl QuantizedMatMul {
         let blocks = num::signed(k.div_ceil(block));
         let factors = cx.temp(DType::U32, room.mul(&(2 * blocks).into())?);
         let mut call = Call::new(&QUANTIZE, 1)
-            .define("BLOCK", num::signed(block))
-            .define("PLANES", planes)
+            .define(BLOCK, num::signed(block))
+            .define(PLANES, planes)
             .may_be_padded();
         if self.format.bits == Bits::Eight {
-            call = call.define("PER4", 1);
+            call = call.define(PER4, 1);
         }
         if self.norm.is_some() {
-            call = call.define("NORM", 1);
+            call = call.define(NORM, 1);
         }
         let args = QuantizeArgs {
             x,
@@ -91,8 +94,8 @@ impl QuantizedMatMul {
             return cx.emit(call, args!(part => FloatArgs { codes2, scales2, m, k, y_stride }));
         };
         let call = Call::new(&PRODUCT, 1)
-            .define("BLOCK", num::signed(self.scaled_block()))
-            .define("PLANES", planes);
+            .define(BLOCK, num::signed(self.scaled_block()))
+            .define(PLANES, planes);
         let call = self.format_native(call, &part);
         let args = args!(part => ProductArgs { codes2, scales2, m, k, y_stride; factors });
         cx.emit(call, args)
@@ -101,8 +104,8 @@ impl QuantizedMatMul {
     /// Adds the format of the weights to a call.
     fn format_native<A>(&self, call: Call<A>, part: &Part<'_>) -> Call<A> {
         let call = call
-            .define("BITS", i64::from(self.format.bits.count()))
-            .define("GROUP", num::signed(self.format.group))
+            .define(BITS, i64::from(self.format.bits.count()))
+            .define(GROUP, num::signed(self.format.group))
             .may_be_padded();
         part.in_parts(call)
     }
