@@ -4,15 +4,15 @@
 #include "common/order"
 #ifdef SMALLEST
 #define IS_BETTER(a, b) ((a) < (b))
-#define NAN_ORDER (-2147483647 - 1)
+#define NOT_ORDERED (-2147483647 - 1)
 #else
 #define IS_BETTER(a, b) ((a) > (b))
-#define NAN_ORDER 2147483647
+#define NOT_ORDERED 2147483647
 #endif
 
 #ifdef FLOATS
 // NaN counts as the largest, or the smallest.
-#define KEY(v) order_of(v, NAN_ORDER)
+#define KEY(v) order_of(v, NOT_ORDERED)
 #else
 #define KEY(v) (v)
 #endif
