@@ -312,8 +312,8 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     );
 }
 
-/// What [`Kernel::run`] gets. A kernel whose pieces are compiled for each instruction set implements
-/// `simd::Job` or `bytes::ScaledJob` for it.
+/// What [`Kernel::run`] gets. A kernel whose pieces are compiled for each instruction set
+/// implements `simd::Job` or `bytes::ScaledJob` for it.
 pub(crate) struct Piece<'a, K: Kernel> {
     pub kernel: &'a K,
     pub args: &'a BoundArgs<K>,

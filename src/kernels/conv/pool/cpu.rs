@@ -168,9 +168,9 @@ impl Job for Piece<'_, Pool> {
 }
 
 impl Pool {
-    /// Reduces the windows of the rows `rows` of results. `fold` has the initial value, what adds an
-    /// element to those of the column above it, and what adds a column. `finish` gets the index of a
-    /// row, how many rows of x are in its windows, and the results.
+    /// Reduces the windows of the rows `rows` of results. `fold` has the initial value, what adds
+    /// an element to those of the column above it, and what adds a column. `finish` gets the index
+    /// of a row, how many rows of x are in its windows, and the results.
     /// # Safety
     /// As for [`Kernel::run`]; elements have type `T`.
     #[inline(always)]

@@ -26,7 +26,8 @@ pub trait Multiply: Copy + Sized + 'static {
     /// Tiles of at most this many rows have two sums per row: dot products take several cycles, so
     /// one sum alone would wait for itself.
     const TWO_SUMS: usize = 0;
-    /// XOR mask that makes weights of 8 bits signed, or 0; `Form::level` is the level of the result.
+    /// XOR mask that makes weights of 8 bits signed, or 0; `Form::level` is the level of the
+    /// result.
     const FLIP: u32 = 0;
     /// Whether vectors of columns are multiplied one after another, because registers are scarce.
     const ONE_BY_ONE: bool = false;

@@ -1,5 +1,5 @@
-//! AVX2: bytes with sums of pairs in 16 bits, and 16-bit integers with sums in 32 bits. AVX-VNNI and
-//! AVX-512 VNNI: bytes with sums of four in 32 bits.
+//! AVX2: bytes with sums of pairs in 16 bits, and 16-bit integers with sums in 32 bits. AVX-VNNI
+//! and AVX-512 VNNI: bytes with sums of four in 32 bits.
 
 use super::dot::{Multiply, tiles};
 use super::tile::{Call, Tile, tile};
@@ -25,8 +25,8 @@ unsafe fn opaque(mut v: __m256i) -> __m256i {
     v
 }
 
-// Few rows have two vectors of 8 columns. Many have one, twice for a panel, so that all sums stay in
-// registers.
+// Few rows have two vectors of 8 columns. Many have one, twice for a panel, so that all sums stay
+// in registers.
 
 impl<const LANE: usize> Multiply for Avx2<LANE> {
     type S = x86::Avx2;
