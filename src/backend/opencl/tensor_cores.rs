@@ -14,7 +14,7 @@ __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uin
   __local uint4 stage[32];
   uint lid = get_local_id(0), d;
   COPY16(LOCAL_ADDRESS(stage) + lid * 16, x + lid * 4);
-  COPIES_END();
+  COPIES_COMMIT();
   COPIES_WAIT(0);
   barrier(CLK_LOCAL_MEM_FENCE);
   uint4 v = stage[lid];
@@ -24,7 +24,7 @@ __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uin
   MMA(sum, d, v.x, v.y, v.z, v.w, v.x);
   uint pair, b0, b1;
   HALVES_OF(pair, sum[0], sum[1]);
-  LOAD_TURNED(b0, b1, LOCAL_ADDRESS(stage) + lid % 16 * 16);
+  LOAD_TRANSPOSED(b0, b1, LOCAL_ADDRESS(stage) + lid % 16 * 16);
   x[lid] = as_uint(sum[2]) + as_uint(sum[3]) + pair + b0 + b1;
 }
 ";
@@ -61,4 +61,22 @@ fn refused(builder: Builder<'_>, name: &str, text: String, stats: &mut Stats) ->
         Err(why) => return Some(why.to_string()),
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A compiler would refuse the probe for a name that it does not know, as a device without the
+    /// instructions refuses it.
+    #[test]
+    fn probe_calls_macros_of_mma() {
+        let names = PROBE.split(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
+        let is_macro = |name: &&str| name.len() > 2 && name.starts_with(|c: char| c.is_ascii_uppercase());
+        let flags = ["CLK_LOCAL_MEM_FENCE"];
+        let mut used: Vec<&str> = names.filter(is_macro).filter(|n| !flags.contains(n)).collect();
+        assert!(used.len() > 5, "{used:?}");
+        used.retain(|name| !MMA.contains(&format!("#define {name}(")));
+        assert!(used.is_empty(), "{used:?}");
+    }
 }
