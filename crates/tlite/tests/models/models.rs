@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text};
+use tlite_testing::{Device, Outcome, Text, Tier};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
@@ -226,7 +226,12 @@ pub fn trials(suite: &mut Suite) {
                 let (path, device) = (file(real.name), d.clone());
                 let steep = real.kind == Kind::Steep && float == DType::F16;
                 let bound = if steep { STEEP } else { bound };
-                suite.add(format!("{}@{label} {float}", real.name), move || {
+                // Drivers that emulate a GPU take minutes to compile a model's kernels.
+                let tier = match d.is_slow() && float == DType::F16 {
+                    true => Tier::Nightly,
+                    false => Tier::Quick,
+                };
+                suite.add_in(tier, format!("{}@{label} {float}", real.name), move || {
                     on_device(&path, real, &device, float, bound)
                 });
             }
