@@ -133,7 +133,6 @@ pub unsafe fn operand<A: Multiply, const BITS: usize>(codes: *const u32, i: usiz
 }
 
 /// Adds the products of a step.
-#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn step<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
     sums: &mut Sums<A, M, V>,
@@ -156,10 +155,10 @@ unsafe fn step<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
             }
             let x = x.add(i * words::<A>() / operands * M);
             let sums = &mut sums[if two { i % 2 } else { 0 }];
-            for m in 0..M {
+            for (m, sums) in sums.iter_mut().enumerate() {
                 let x = A::S::word(x.add(m));
                 for j in 0..V {
-                    sums[m][j] = A::madd(sums[m][j], weights[j], x);
+                    sums[j] = A::madd(sums[j], weights[j], x);
                 }
             }
         }
@@ -249,7 +248,6 @@ unsafe fn columns<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
 ///
 /// # Safety
 /// The processor has the instruction set; panel and tile have the steps.
-#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
     codes: *const u32,
@@ -264,8 +262,8 @@ pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
         let mut out = [[A::S::splat(0.0); V]; M];
         for j in 0..V {
             let one = columns::<A, BITS, PLANES, M, 1>(codes.add(j * A::S::LANES), x, count);
-            for m in 0..M {
-                out[m][j] = one[m][0];
+            for (out, one) in out.iter_mut().zip(one) {
+                out[j] = one[0];
             }
         }
         out

@@ -97,7 +97,6 @@ pub unsafe fn tile<A: Multiply, const BITS: usize, const PLANES: usize, const M:
 }
 
 /// The first `V` vectors of columns.
-#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
     call: &Call,
@@ -135,16 +134,20 @@ unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const 
                 group -= block;
                 let steps = COMMON / STEP;
                 if block == COMMON {
+                    // Finishing each row at once takes fewer registers; for one row it does not
+                    // matter.
                     let dots = dot::<A, BITS, PLANES, M, V>(codes, x, steps);
-                    add::<A::S, M, V>(&mut acc, dots, factors, unit, Some(rest));
+                    add::<A::S, M, V>(&mut acc, dots, factors, unit, (M > 1).then_some(rest));
                     codes = codes.add(steps * rows(BITS) * PANEL);
                     x = x.add(steps * words::<A>() * PLANES * M);
                 } else {
                     [codes, x] = spans::<A, BITS, PLANES, M, V>(&mut acc, [codes, x], factors, unit, block);
-                    for m in 0..M {
+                }
+                if M == 1 || block != COMMON {
+                    for (m, acc) in acc.iter_mut().enumerate() {
                         let factor = A::S::splat(*factors.add(M + m));
                         for j in 0..V {
-                            acc[m][j] = A::S::fma(rest[j], factor, acc[m][j]);
+                            acc[j] = A::S::fma(rest[j], factor, acc[j]);
                         }
                     }
                 }
@@ -172,20 +175,19 @@ unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
 }
 
 /// What [`DecodeScales`] makes of the scales and biases of a group.
-#[expect(clippy::needless_range_loop, reason = "the same index in several arrays")]
 #[inline(always)]
 unsafe fn decode<S: Words, const V: usize>(at: *const u32, unit: f32, level: f32) -> [[S::F; V]; 2] {
     // SAFETY: by the contract of the caller.
     unsafe {
-        let mut out = [[S::splat(0.0); V]; 2];
+        let (mut units, mut rest) = ([S::splat(0.0); V], [S::splat(0.0); V]);
         for j in 0..V {
             let pair = S::words(at.add(j * S::LANES));
             let scale = S::halves(pair);
             let bias = S::halves(S::right(pair, 16));
-            out[0][j] = S::mul(scale, S::splat(unit));
-            out[1][j] = S::mul(scale, S::sub(S::splat(level), bias));
+            units[j] = S::mul(scale, S::splat(unit));
+            rest[j] = S::mul(scale, S::sub(S::splat(level), bias));
         }
-        out
+        [units, rest]
     }
 }
 
