@@ -132,9 +132,10 @@ impl Entry {
 
     /// Whether this is the kernel of a descriptor.
     pub fn is_of(&self, kernel: &Kernel) -> bool {
+        let names = |kernel: &Kernel| kernel.args.iter().map(|a| a.name);
         self.kernel.name == kernel.name
             && self.kernel.params == kernel.params
-            && self.kernel.args.len() == kernel.args.len()
+            && names(self.kernel).eq(names(kernel))
     }
 }
 
