@@ -22,8 +22,6 @@ pub const CAUSAL: &str = "CAUSAL";
 pub const CAPPED: &str = "CAPPED";
 /// Number of last keys that a query sees.
 pub const WINDOW: &str = "WINDOW";
-/// Capacity of a cache that wraps.
-pub const RING: &str = "RING";
 
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/attention" {

@@ -3,6 +3,9 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
+/// Capacity of a cache that wraps.
+pub const RING: &str = "RING";
+
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/kv_append" {
         count, start, row: U32

@@ -5,8 +5,6 @@ pub mod cpu;
 
 /// Elements of a head.
 pub const DIM: &str = "DIM";
-/// Capacity of a cache that wraps.
-pub const RING: &str = "RING";
 
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "attention/kv_append_q8" {

@@ -9,7 +9,7 @@ pub const COORDINATES: &str = "COORDINATES";
 pub const TAPS: &str = "TAPS";
 /// Index of the rounding of mode `nearest`.
 pub const ROUNDING: &str = "ROUNDING";
-/// Positions need 64 bits.
+/// Rows are resized too, not only columns.
 pub const HIGH: &str = "HIGH";
 /// Elements outside the operand have no weight.
 pub const INSIDE_ONLY: &str = "INSIDE_ONLY";

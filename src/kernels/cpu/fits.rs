@@ -2,8 +2,7 @@
 
 use crate::backend::cpu::args::{Bound, Kernel, Memory};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::kernel::KernelSpec;
-use crate::backend::kernel::{Arguments, Signature};
+use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::kernels::cpu::blank;
 use crate::kernels::cpu::harness::memory;
 use crate::tensor::DType;

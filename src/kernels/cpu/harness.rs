@@ -2,8 +2,7 @@
 
 use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::kernel::KernelSpec;
-use crate::backend::kernel::{Arguments, Signature};
+use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::tensor::DType;
 
 /// Test data, determined by a seed.

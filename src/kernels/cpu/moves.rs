@@ -232,8 +232,7 @@ pub(crate) mod check {
 
     use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
     use crate::backend::cpu::isa::Isa;
-    use crate::backend::kernel::KernelSpec;
-    use crate::backend::kernel::{Arguments, Signature};
+    use crate::backend::kernel::{Arguments, KernelSpec, Signature};
     use crate::tensor::DType;
     use half::f16;
 

@@ -3,8 +3,7 @@
 
 use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::kernel::KernelSpec;
-use crate::backend::kernel::{Arguments, Signature};
+use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::tensor::DType;
 use bytemuck::Pod;
 use std::marker::PhantomData;

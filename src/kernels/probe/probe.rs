@@ -43,11 +43,11 @@ crate::kernel! {
     })
 }
 
-/// Makes words of random bits.
+/// The numbers are integers with random bits.
 pub const BITS: &str = "BITS";
 
 crate::kernel! {
-    /// Normally distributed weights.
+    /// Pseudorandom weights.
     pub static RANDOM: TypedKernel<RandomArgs> = "probe/random" {
         pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32
     } [y: Out]

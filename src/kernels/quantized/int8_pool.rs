@@ -3,9 +3,9 @@
 #[cfg(feature = "cpu")]
 pub mod cpu;
 
-/// Computes means that keep the scale, instead of maxima.
+/// Computes means that keep scale and zero point, instead of maxima.
 pub const MEAN: &str = "MEAN";
-/// Computes requantized means.
+/// Computes sums times a factor.
 pub const SUM: &str = "SUM";
 /// Padding counts as elements.
 pub const PADDED: &str = "PADDED";

@@ -18,9 +18,9 @@ use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, operand, own,
 };
-use crate::kernels::kv_append::{Args, KERNEL};
+use crate::kernels::kv_append::{Args, KERNEL, RING};
 use crate::kernels::kv_append_q8;
-use crate::kernels::kv_append_q8::{DIM, RING};
+use crate::kernels::kv_append_q8::DIM;
 use crate::lower::{Call, Location, LowerCx, Operand};
 use crate::num;
 use crate::shape::{Dim, Fact, product};

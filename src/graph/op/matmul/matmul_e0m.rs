@@ -46,12 +46,11 @@ mod tune;
 use self::cases::cases;
 pub(crate) use self::cases::packed_case;
 pub use self::tensor_cores::{NORM_ROWS, ROW_LIMITS};
-use crate::kernels::matmul_e0m::{BITS, GROUP, MATRIX, MatrixArgs, PAIRS, PER4, SPAN, VECTOR, VectorArgs};
-
 use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use crate::kernels::matmul_e0m::{BITS, GROUP, MATRIX, MatrixArgs, PAIRS, PER4, SPAN, VECTOR, VectorArgs};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quant::{Bits, Format, GROUP_STEP, decode_rows};

@@ -80,7 +80,7 @@ impl Op for Softmax {
     }
 }
 
-/// Emits softmax, or a variant of it: `LOG` or `HARD`.
+/// Emits softmax, or a variant of it.
 pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Form) -> OpResult<()> {
     let shape = cx.shape(0)?;
     let a = axis(at, shape.rank())?;

@@ -392,7 +392,7 @@ impl Kernel for Attention {
             causal: has(super::CAUSAL),
             capped: has(super::CAPPED),
             window: number(super::WINDOW),
-            ring: number(super::RING),
+            ring: number(crate::kernels::kv_append::RING),
             stored: [stored(1)?, stored(2)?],
             partials: Partials::default(),
         })

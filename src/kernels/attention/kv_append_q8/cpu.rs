@@ -38,7 +38,7 @@ impl Kernel for KvAppendQ8 {
         Some(Self {
             isa,
             dim,
-            ring: number(super::RING),
+            ring: number(crate::kernels::kv_append::RING),
         })
     }
 

@@ -1,11 +1,11 @@
 //! Padding, or cropping where a pad is negative.
 
+use super::Mode;
 use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, Word, first_word, pieces};
 
-use super::Mode;
 type Args = super::Args<Bound>;
 
 impl Mode {

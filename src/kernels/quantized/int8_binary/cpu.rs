@@ -1,5 +1,6 @@
 //! Addition, subtraction and multiplication of bytes whose scales may differ.
 
+use super::Function;
 use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product, reach};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Fixed, Job, Limits, MOST_BYTES};
 use crate::backend::cpu::isa::Isa;
@@ -8,7 +9,6 @@ use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::pieces;
 use crate::kernels::int8_quantize::cpu::Quantizer;
 
-use super::Function;
 type Args = super::Args<Bound>;
 
 /// Bits by which operands of a sum are shifted left before they are scaled.

@@ -1,5 +1,6 @@
 //! Reductions over up to three ranges of axes.
 
+use super::{Finish, Join, Map};
 use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
@@ -8,7 +9,6 @@ use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, merged, pieces};
 use crate::tensor::DType;
 use bytemuck::Pod;
 
-use super::{Finish, Join, Map};
 type Args = super::Args<Bound>;
 
 /// Combines the elements of each row r into `y[r]`.

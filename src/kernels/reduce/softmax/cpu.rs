@@ -1,11 +1,11 @@
 //! Softmax of rows, or its logarithm.
 
+use super::Form;
 use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp, load_part, store_part};
 use crate::backend::kernel::KernelSpec;
 
-use super::Form;
 type Args = super::Args<Bound>;
 
 /// The kernel `softmax`.

@@ -1,13 +1,13 @@
-//! Softmax along an inner axis, or its logarithm (`LOG`). With `HARD`, the first of the largest
+//! Softmax along an inner axis, or its logarithm ([`Form::Log`]). With [`Form::Hard`], the first of the largest
 //! elements becomes 1 and the others 0.
 
+use super::Form;
 use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp};
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::softmax::cpu::positive;
 
-use super::Form;
 type Args = super::InnerArgs<Bound>;
 
 /// Neighbouring rows that are computed at once; a multiple of the lanes of all sets.

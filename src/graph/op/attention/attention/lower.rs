@@ -6,7 +6,8 @@ use super::{
 };
 use crate::graph::op::paged_attention::TILE_ROWS;
 use crate::graph::op::{OpError, OpResult};
-use crate::kernels::attention::{CAPPED, CAUSAL, DIM, Q8, RING, ROW_ITEMS, TENSOR_CORE_NEEDS, WINDOW};
+use crate::kernels::attention::{CAPPED, CAUSAL, DIM, Q8, ROW_ITEMS, TENSOR_CORE_NEEDS, WINDOW};
+use crate::kernels::kv_append::RING;
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::num;
 use crate::shape::Dim;

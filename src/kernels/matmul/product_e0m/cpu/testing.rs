@@ -1,8 +1,7 @@
 //! Random weights and activations, and memory of operands, for tests.
 
 use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
-use crate::backend::kernel::KernelSpec;
-use crate::backend::kernel::{Arguments, Signature};
+use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use half::f16;
 
 /// Memory aligned to 64 bytes.
