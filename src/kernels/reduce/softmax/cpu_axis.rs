@@ -1,5 +1,5 @@
-//! Softmax along an inner axis, or its logarithm ([`Form::Log`]). With [`Form::Hard`], the first of the largest
-//! elements becomes 1 and the others 0.
+//! Softmax along an inner axis, or its logarithm ([`Form::Log`]). With [`Form::Hard`], the first of
+//! the largest elements becomes 1 and the others 0.
 
 use super::Form;
 use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
