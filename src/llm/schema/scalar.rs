@@ -158,7 +158,10 @@ impl Scalar {
                 if (least, most) == (0, None) {
                     return Ok(Some(Rx::All));
                 }
-                return Ok(Some(Rx::Some(text::lengths(least, most))));
+                let found = text::lengths(least, most);
+                return found
+                    .map(|ast| Some(Rx::Some(ast)))
+                    .map_err(|e| claim.fault(key, e));
             }
             "pattern" => {
                 let pattern = value.as_str();

@@ -235,6 +235,19 @@ fn valid_integers_may_end() {
         &json!({"type": "number", "minimum": 2, "maximum": 1}),
         "no text matches it",
     );
+    // Longer texts would take minutes to plan.
+    refused(
+        &json!({"minLength": 99_999_999, "maxLength": 100_000_000}),
+        "`minLength` at #: needs texts of at least 99999999 characters",
+    );
+    refused(
+        &json!({"items": {"not": {"maxLength": 1_000_000}}}),
+        "`maxLength` at #/items/not",
+    );
+    refused(
+        &json!({"pattern": "^(a{1000}){1000}$"}),
+        "`pattern` at #: \"^(a{1000}){1000}$\": needs texts of at least 1000000 bytes",
+    );
 }
 
 #[test]

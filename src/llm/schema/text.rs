@@ -41,10 +41,24 @@ pub fn any() -> RegexAst {
     quoted(many())
 }
 
+/// The longest text that a schema may demand. `llguidance` walks the shortest texts of some sets
+/// character by character, without a limit of its own.
+const LONGEST: usize = 4096;
+
+fn demand(least: usize, unit: &str) -> Result<(), String> {
+    if least <= LONGEST {
+        return Ok(());
+    }
+    Err(format!(
+        "needs texts of at least {least} {unit}; the limit is {LONGEST}"
+    ))
+}
+
 /// Strings of `least` to `most` characters.
-pub fn lengths(least: u32, most: Option<u32>) -> RegexAst {
+pub fn lengths(least: u32, most: Option<u32>) -> Result<RegexAst, String> {
+    demand(least as usize, "characters")?;
     let most = most.unwrap_or(u32::MAX);
-    quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most))
+    Ok(quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most)))
 }
 
 /// The strings of `ast` without escapes for printable ASCII characters, which some models choose
@@ -80,6 +94,7 @@ pub fn matching(pattern: &str) -> Result<RegexAst, String> {
             let last = text.lines().last().unwrap_or_default();
             last.trim_start_matches("error: ").to_owned()
         })?;
+    demand(hir.properties().minimum_len().unwrap_or(0), "bytes")?;
     place(&hir, Edge::Open, Edge::Open).map(quoted)
 }
 
