@@ -107,6 +107,11 @@ impl<'s> Claim<'s> {
         }
     }
 
+    /// The string that a value must equal.
+    fn text(&self) -> Option<&'s str> {
+        self.schema.get("const").and_then(Value::as_str)
+    }
+
     /// An error about a keyword.
     pub fn fault(&self, key: &str, what: impl AsRef<str>) -> String {
         format!("`{key}` at #{}: {}", self.at, what.as_ref())
@@ -458,8 +463,12 @@ impl<'s> Schemas<'s> {
         }
         let mut several = kind.all(false);
         let mut overlaps = vec![Vec::new(); parts.len()];
-        for (i, set) in sets.iter().enumerate() {
-            for (j, other) in sets.iter().enumerate().skip(i + 1) {
+        let texts: Vec<_> = parts.iter().map(Claim::text).collect();
+        for (i, (set, text)) in sets.iter().zip(&texts).enumerate() {
+            for (j, (other, another)) in sets.iter().zip(&texts).enumerate().skip(i + 1) {
+                if text.is_some() && another.is_some() && text != another {
+                    continue;
+                }
                 let both = kind.and(set, other)?;
                 if !kind.may_hold(self, &both)? {
                     continue;
