@@ -158,9 +158,9 @@ impl Sessions {
     }
 }
 
-/// Answers many requests at the same time (continuous batching): their tokens share runs of the
-/// model, and their common prefixes share memory. If the model cannot do this, requests run one
-/// after another, and [`Batcher::notes`] says so. If a run fails, the requests in it fail, each
+/// Answers many requests at the same time (continuous batching): their tokens share forward
+/// passes, and their common prefixes share memory. If the model cannot do this, requests run one
+/// after another, and [`Batcher::notes`] says so. If a step fails, the requests in it fail, each
 /// with an error. A batcher may be used from any thread. Dropping it cancels all requests and waits
 /// for the current step.
 pub struct Batcher {

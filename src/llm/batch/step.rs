@@ -2,7 +2,7 @@
 
 use super::scheduler::SequenceId;
 use super::sequence::Wanted;
-use crate::error::{Error, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::Candidates;
 use crate::llm::engine::{RowModel, Span};
 use std::ops::Range;
@@ -83,8 +83,9 @@ pub(super) struct StepOutput {
 }
 
 impl StepOutput {
-    /// Reads the results of a step that has run.
-    pub fn read(&mut self, model: &mut dyn RowModel, step: &Step) {
+    /// Reads the results of a step that has run. Logits that are not finite fail their part. Any
+    /// other error may be one of the device, and fails the step.
+    pub fn read(&mut self, model: &mut dyn RowModel, step: &Step) -> Result<()> {
         self.ids.clear();
         self.candidates.clear();
         self.logits.clear();
@@ -110,6 +111,9 @@ impl StepOutput {
                 }
             });
             if let Err(e) = read {
+                if e.kind() != ErrorKind::NotFinite {
+                    return Err(e);
+                }
                 let [ids, candidates, logits] = lengths;
                 self.ids.truncate(ids);
                 self.candidates.truncate(candidates);
@@ -117,6 +121,7 @@ impl StepOutput {
                 self.failed.push((i, e));
             }
         }
+        Ok(())
     }
 
     fn lengths(&self) -> [usize; 3] {

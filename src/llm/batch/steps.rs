@@ -298,8 +298,7 @@ impl Runner {
         }
         model.copy_pages(&step.copies)?;
         model.step(&mut step.spans())?;
-        found.read(model.as_mut(), step);
-        Ok(())
+        found.read(model.as_mut(), step)
     }
 }
 

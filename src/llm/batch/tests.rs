@@ -84,7 +84,7 @@ impl FakeRows {
         let fails = self.unread_in == Some(0);
         self.unread_in = self.unread_in.and_then(|n| n.checked_sub(1));
         match fails {
-            true => Err(Error::other(Stage::Run, "a logit is NaN")),
+            true => Err(Error::other(Stage::Run, "a logit is NaN").of_kind(ErrorKind::NotFinite)),
             false => Ok(()),
         }
     }

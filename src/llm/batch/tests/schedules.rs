@@ -217,7 +217,7 @@ impl Run {
         let (mut found, mut unread) = (StepOutput::default(), 0);
         match result {
             Ok(()) => {
-                found.read(&mut self.model, &self.step);
+                found.read(&mut self.model, &self.step).unwrap();
                 self.unread += found.failed.len();
                 unread = found.failed.len();
                 let (vocab, time) = (VOCAB as usize, Duration::from_millis(1));
@@ -231,7 +231,7 @@ impl Run {
             let answer = self.scheduler.answer(id).unwrap();
             if let Some(e) = answer.error.take() {
                 let interrupted = e.kind() == ErrorKind::Interrupted && cancelled == Some(id);
-                let is_unread = e.kind() == ErrorKind::Other;
+                let is_unread = e.kind() == ErrorKind::NotFinite;
                 assert!(
                     interrupted || is_unread || e.kind() == ErrorKind::OutOfMemory,
                     "{e}"
@@ -341,7 +341,7 @@ fn prompts_end_beside_decoding_that_fills_a_step() {
         }
         scheduler.plan(&mut step);
         model.step(&mut step.spans()).unwrap();
-        found.read(&mut model, &step);
+        found.read(&mut model, &step).unwrap();
         let time = Duration::from_millis(1);
         scheduler.finish(&step, &mut found, VOCAB as usize, time, &mut |_| {});
         if scheduler.answer(prompt).is_some() {

@@ -161,45 +161,53 @@ fn a_fork_goes_on_from_the_same_text() {
     assert_eq!(alone[0], alone[1]);
 }
 
-/// Calls a function before each step, which fails with it.
-struct Hooked(FakeRows, Box<dyn FnMut() -> Result<()> + Send>);
+/// Calls functions before each step and before its most likely tokens are read; these fail with
+/// them.
+struct Hooked {
+    model: FakeRows,
+    step: Hook,
+    read: Hook,
+}
+
+type Hook = Box<dyn FnMut() -> Result<()> + Send>;
 
 impl RowModel for Hooked {
     fn config(&self) -> BatchConfig {
-        self.0.config()
+        self.model.config()
     }
 
     fn vocab(&self) -> usize {
-        self.0.vocab()
+        self.model.vocab()
     }
 
     fn step(&mut self, spans: &mut dyn Iterator<Item = Span<'_>>) -> Result<()> {
-        (self.1)()?;
-        self.0.step(spans)
+        (self.step)()?;
+        self.model.step(spans)
     }
 
     fn logits(&mut self, first: usize, rows: usize, out: &mut Vec<f32>) -> Result<()> {
-        self.0.logits(first, rows, out)
+        self.model.logits(first, rows, out)
     }
 
     fn most_likely(&mut self, first: usize, rows: usize, out: &mut Vec<u32>) -> Result<()> {
-        self.0.most_likely(first, rows, out)
+        (self.read)()?;
+        self.model.most_likely(first, rows, out)
     }
 
     fn finds_candidates(&self) -> bool {
-        self.0.finds_candidates()
+        self.model.finds_candidates()
     }
 
     fn time(&self) -> Option<Duration> {
-        self.0.time()
+        self.model.time()
     }
 
     fn candidates(&mut self, first: usize, rows: usize, out: &mut Candidates) -> Result<()> {
-        self.0.candidates(first, rows, out)
+        self.model.candidates(first, rows, out)
     }
 
     fn copy_pages(&mut self, pages: &[[u32; 2]]) -> Result<()> {
-        self.0.copy_pages(pages)
+        self.model.copy_pages(pages)
     }
 }
 
@@ -209,6 +217,10 @@ pub(super) fn hooked(hook: impl FnMut() -> Result<()> + Send + 'static) -> StepR
 
 /// Steps whose calls may take so long.
 fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 'static) -> StepRunner {
+    with_hooks(limit, Box::new(hook), Box::new(|| Ok(())))
+}
+
+fn with_hooks(limit: Option<Duration>, step: Hook, read: Hook) -> StepRunner {
     let config = BatchConfig {
         pages: 4,
         context: 100,
@@ -220,7 +232,31 @@ fn limited(limit: Option<Duration>, hook: impl FnMut() -> Result<()> + Send + 's
         limit,
         ..FakeRows::new(config, true)
     };
-    StepRunner::start(Hooked(model, Box::new(hook))).unwrap()
+    StepRunner::start(Hooked { model, step, read }).unwrap()
+}
+
+/// Devices that work asynchronously report a failed step when its results are read.
+#[test]
+fn a_step_whose_results_cannot_be_read_leaves_no_pages() {
+    for kind in [ErrorKind::Other, ErrorKind::DeviceLost, ErrorKind::NotFinite] {
+        let mut fails = true;
+        let read = move || match std::mem::take(&mut fails) {
+            true => Err(Error::other(Stage::Run, "a failed read").of_kind(kind)),
+            false => Ok(()),
+        };
+        let steps = with_hooks(None, Box::new(|| Ok(())), Box::new(read));
+        let mut sequence = steps.sequence();
+        let e = sequence.most_likely(&[1; PAGE + 1]).unwrap_err();
+        assert_eq!(e.kind(), kind);
+        // Logits that are not finite are results of the model: its cache is right.
+        let left = usize::from(kind == ErrorKind::NotFinite);
+        assert_eq!(steps.used_pages()[0], 2 * left);
+        let again = sequence.most_likely(&[1; PAGE + 1]);
+        match kind {
+            ErrorKind::DeviceLost => assert_eq!(again.unwrap_err().kind(), kind),
+            _ => assert_eq!(again.unwrap().len(), 1),
+        }
+    }
 }
 
 #[test]
