@@ -1,8 +1,7 @@
 //! Functions of one activation that several elementwise nodes compute, such as `x * sigmoid(x)`.
 
-use super::find::{Matched, Site, tabulated};
 use super::values::{dequantized, is_known, known, quantized_by};
-use super::{refuse, table};
+use super::{Found, Matched, Site, refuse, table};
 use crate::graph::op::OpResult;
 use crate::graph::op::pointwise::Pointwise;
 use crate::graph::op::quantize_linear::{DequantizeLinear, QuantizeLinear};
@@ -27,7 +26,7 @@ pub(super) struct Chain {
 
 /// The functions of a graph and their tables, by the quantization of their result.
 pub(super) struct Chains {
-    pub ends: HashMap<NodeId, (Chain, Site)>,
+    pub ends: HashMap<NodeId, (Chain, Box<dyn Site>)>,
     /// Nodes whose results only these functions need.
     pub covered: HashSet<NodeId>,
 }
@@ -42,7 +41,7 @@ impl Chains {
             let site = chain.site(edit, *end, arithmetic).ok()?;
             Some((*end, (chain, site)))
         });
-        let ends: HashMap<NodeId, (Chain, Site)> = found.collect();
+        let ends: HashMap<NodeId, (Chain, Box<dyn Site>)> = found.collect();
         let inside: HashSet<NodeId> = ends.values().flat_map(|(c, _)| &c.nodes).copied().collect();
         let mut covered = HashSet::new();
         for id in order.iter().rev().filter(|id| inside.contains(*id)) {
@@ -105,13 +104,13 @@ impl Chain {
         self.nodes.windows(2).all(clamps)
     }
 
-    fn site(&self, edit: &Edit<'_>, end: NodeId, arithmetic: Arithmetic) -> Matched<Site> {
+    fn site(&self, edit: &Edit<'_>, end: NodeId, arithmetic: Arithmetic) -> Found {
         let x = self.xs.first().ok_or_else(|| refuse("a missing operand"))?;
         let (x, to) = (dequantized(edit, *x)?, quantized_by(edit, end)?);
         let nodes: Vec<&Node> = self.nodes.iter().filter_map(|id| edit.node(*id)).collect();
         let reals = results(edit, &self.xs, &nodes, x.map)?;
         let table = table::of_results(&reals, x.map, to.map, Output::new(to.map.zero), arithmetic);
-        tabulated(x, table, to)
+        table::tabulated(x, table, to)
     }
 }
 

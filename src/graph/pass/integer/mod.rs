@@ -9,33 +9,38 @@
 //! node stays float between its conversions, as the model says. Sums of products are requantized in
 //! one of two arithmetics ([`Arithmetic`]).
 //!
-//! | ONNX node | site (`find::Site`) | operators | kernels |
+//! | ONNX node | module of the [`Site`] | operators | kernels |
 //! |---|---|---|---|
 //! | `QuantizeLinear`, `DequantizeLinear` at the border | | `Int8Quantize`, `Int8Dequantize`, `Int8Enter`, `Int8Leave` | `int8_quantize`, `int8_dequantize`, `int8_enter`, `int8_leave` |
-//! | `Conv`, `ConvTranspose`, `ConvInteger`, `QLinearConv`; `MatMul`, `Gemm`, `QLinearMatMul` of constants | `Product` | `Int8Conv` | `int8_conv`, `int8_depthwise` |
-//! | `MatMul`, `QLinearMatMul` of two activations | `MatMul` | `Int8MatMul` | `int8_matmul` |
-//! | `Add`, `Sub`, `Mul`, `QLinearAdd`, `QLinearMul` | `Binary` | `Int8Binary` | `int8_binary` |
-//! | functions of one activation, such as `Sigmoid`, `HardSwish`, `LeakyRelu` | `Table` | `Int8Table` | `int8_table` |
-//! | `MaxPool`, `AveragePool`, global pools, `ReduceMean` of an image | `Pool` | `Int8Pool` | `int8_pool` |
-//! | `Softmax`, `QLinearSoftmax` | `Softmax` | `Int8Softmax` | `int8_softmax` |
-//! | `Reshape`, `Transpose`, `Slice`, `Concat`, `Pad`, `Gather` and others | `Move` | the same operator over bytes, `Int8Table` to rescale | those of the operator |
+//! | `Conv`, `ConvTranspose`, `ConvInteger`, `QLinearConv`; `MatMul`, `Gemm`, `QLinearMatMul` of constants | `product` | `Int8Conv` | `int8_conv`, `int8_depthwise` |
+//! | `MatMul`, `QLinearMatMul` of two activations | `matmul` | `Int8MatMul` | `int8_matmul` |
+//! | `Add`, `Sub`, `Mul`, `QLinearAdd`, `QLinearMul` | `binary` | `Int8Binary` | `int8_binary` |
+//! | functions of one activation, such as `Sigmoid`, `HardSwish`, `LeakyRelu` | `table` | `Int8Table` | `int8_table` |
+//! | `MaxPool`, `AveragePool`, global pools, `ReduceMean` of an image | `pool` | `Int8Pool` | `int8_pool` |
+//! | `Softmax`, `QLinearSoftmax` | `softmax` | `Int8Softmax` | `int8_softmax` |
+//! | `Reshape`, `Transpose`, `Slice`, `Concat`, `Pad`, `Gather` and others | `moves` | the same operator over bytes, `Int8Table` to rescale | those of the operator |
 
-mod build;
+mod binary;
 mod chain;
+mod domain;
 mod find;
+mod matmul;
 mod moves;
 mod pack;
+mod pool;
+mod product;
 pub(crate) mod shapes;
+mod softmax;
 mod table;
 mod values;
 mod view;
 
 use super::Pass;
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Edit, Graph};
+use crate::graph::{Edit, Graph, OpError};
 use crate::num::OutOfRange;
 use crate::quant::fixed::Arithmetic;
-use build::Domain;
+use domain::{Domain, New};
 
 const DOES: &str = "computes quantized operators with 8-bit integers";
 const REFUSES: &str = "operands or results that are not quantized, or have more than one scale";
@@ -62,6 +67,23 @@ impl From<OutOfRange> for Refusal {
     fn from(e: OutOfRange) -> Self {
         Self(e.to_string())
     }
+}
+
+impl From<Refusal> for OpError {
+    fn from(Refusal(why): Refusal) -> Self {
+        Self::Unsupported(why)
+    }
+}
+
+type Matched<T> = std::result::Result<T, Refusal>;
+type Built<T> = std::result::Result<T, OpError>;
+type Found = Matched<Box<dyn Site>>;
+
+/// Nodes that operators of the integer domain replace, with what these need. The module that
+/// defines a site also finds it.
+trait Site: std::fmt::Debug {
+    /// Adds the operators and declares the form of each result.
+    fn build(&self, domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>) -> Built<()>;
 }
 
 fn refuse(why: &str) -> Refusal {
@@ -119,17 +141,19 @@ pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
 fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
     let mut domain = Domain::default();
     for (nodes, site) in find::sites(edit, arithmetic)?.found {
-        let last = nodes.last().and_then(|id| edit.node(*id));
-        let Some(node) = last else { continue };
-        let name = node.name.clone();
+        let replaced = nodes.iter().filter_map(|id| edit.node(*id));
+        let Some(name) = replaced.clone().last().map(|n| n.name.clone()) else {
+            continue;
+        };
+        let origin = replaced.flat_map(|n| n.origin.iter().cloned()).collect();
         match site {
             Err(Refusal(why)) => log::debug!("\"{name}\" stays float: {why}"),
             Ok(site) => {
                 if !edit.begin(&format!("\"{name}\" is computed with integers")) {
                     break;
                 }
-                domain
-                    .build(edit, &nodes, &site)
+                let new = New { name: &name, origin };
+                site.build(&mut domain, edit, &new)
                     .map_err(|e| Error::other(Stage::Pass, format!("\"{name}\": {e}")))?;
             }
         }

@@ -3,12 +3,11 @@
 //! They move whole words if the axis that is stored last is kept, or is cut or joined at multiples
 //! of four elements. Otherwise they run on ordinary 8-bit tensors, in the axis order of the model.
 
-use super::build::{Domain, New, Stored, channels};
-use super::find::{Move, Site};
+use super::domain::{Domain, New, Stored, channels};
 use super::shapes::usual_axis;
 use super::values::{Quantized, Result8, known};
 use super::view::View;
-use super::{Refusal, refuse};
+use super::{Built, Found, Refusal, Site, refuse};
 use crate::graph::op::concat::Concat;
 use crate::graph::op::depth_to_space::DepthToSpace;
 use crate::graph::op::expand::Expand;
@@ -31,7 +30,82 @@ use crate::shape::Dim;
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-type Built<T> = Result<T, OpError>;
+#[derive(Debug)]
+struct Move {
+    op: Box<dyn Op>,
+    /// Operands, each with a table that rescales it to the map of the results, if its own differs.
+    operands: Vec<(Quantized, Option<Vec<i8>>)>,
+    /// The remaining operands, which are not quantized.
+    others: Vec<Option<ValueId>>,
+    /// The integer that constant padding holds.
+    padding: Option<i8>,
+    results: Vec<Quantized>,
+}
+
+impl Site for Move {
+    fn build(&self, domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>) -> Built<()> {
+        let (op, results) = (self.op.as_ref(), self.results.as_slice());
+        let mut same = Vec::with_capacity(self.operands.len());
+        for (q, table) in &self.operands {
+            same.push(match (table, results.first()) {
+                (Some(table), Some(to)) => domain.remapped(edit, new, q, table, to)?,
+                _ => q.clone(),
+            });
+        }
+        let operands = same.as_slice();
+        if let ([x], [to]) = (operands, results)
+            && let Some(form) = domain.any(x)
+        {
+            if let Some(transpose) = op.downcast::<Transpose>() {
+                let perm = transpose.axes(x.shape.len())?;
+                return transposed(domain, edit, new, form.value, form.axis, &perm, to);
+            }
+            if op.downcast::<Reshape>().is_some()
+                && let Some((axis, shape)) = same_rows(x, form.axis, to)?
+            {
+                let y = reshaped(edit, new, form.value, &shape)?;
+                domain.set(to, axis, y);
+                return Ok(());
+            }
+        }
+        if let (Some(resize), [x], [to]) = (op.downcast::<Resize>(), operands, results) {
+            return resized(domain, edit, new, resize, &self.others, x, to);
+        }
+        if let (Some(concat), [to]) = (op.downcast::<Concat>(), results)
+            && concatenated(domain, edit, new, concat, operands, to)?
+        {
+            return Ok(());
+        }
+        if let [x] = operands
+            && let Some(form) = domain.any(x)
+            && parted(domain, edit, new, self, x, form)?
+        {
+            return Ok(());
+        }
+        let mut inputs = Vec::with_capacity(operands.len());
+        for q in operands {
+            inputs.push(Some(domain.plain(edit, q)?));
+        }
+        inputs.extend(self.others.iter().copied());
+        if let (Some(padding), [q]) = (self.padding, operands) {
+            let value = i64::from(padding) + if q.dtype == DType::U8 { 128 } else { 0 };
+            let value = HostTensor::from_ints(q.dtype, &[], &[value])?;
+            let value = edit.add_const(&format!("{}/value", new.name), Arc::new(value));
+            inputs.resize(inputs.len().max(3), None);
+            inputs[2] = Some(value);
+        }
+        let mut values = Vec::new();
+        for to in results {
+            let name = format!("{}/moved", edit.value(to.value).name);
+            values.push(edit.add_value(&name, None));
+        }
+        edit.add_node(new.name, new.origin.clone(), op.boxed(), inputs, values.clone());
+        for (to, v) in results.iter().zip(values) {
+            domain.set_plain(to, v);
+        }
+        Ok(())
+    }
+}
 
 /// Whether an operator only moves elements: those of all operands for `Concat`, otherwise those of
 /// its first operand. The other operands are positions, sizes and padding values.
@@ -52,7 +126,7 @@ pub(super) fn is_move(op: &(dyn Op + 'static)) -> bool {
 }
 
 /// The site of a node that only moves elements, if its results share one map.
-pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, Refusal> {
+pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Found {
     let concat = view.op.downcast::<Concat>().is_some();
     let count = if concat { view.operand_count() } else { 1 };
     let operands: Vec<Quantized> = (0..count).map(|i| view.operand(i)).collect::<Result<_, _>>()?;
@@ -87,7 +161,7 @@ pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, 
     let table =
         |q: &Quantized| (!same(q)).then(|| super::table::rescaling(q.map, first.map, output, arithmetic));
     let padding = padding.map(|v| output.quantized(v, first.map.scale));
-    Ok(Site::Move(Move {
+    Ok(Box::new(Move {
         op: view.op.boxed(),
         others,
         padding,
@@ -107,7 +181,7 @@ fn can_resize(view: &View<'_, '_>, resize: &Resize) -> Result<(), Refusal> {
     let axis = usual_axis(&x)?;
     let given = resize.scales.clone().or_else(|| view.floats(resize.scales_at));
     let scale = given.and_then(|list| list.get(axis).copied()).unwrap_or(1.0);
-    #[allow(clippy::float_cmp, reason = "another scale selects other elements")]
+    #[expect(clippy::float_cmp, reason = "another scale selects other elements")]
     if resize.axes.is_some() || x.get(axis) != to.get(axis) || scale != 1.0 {
         return Err(refuse(
             "a resize with an axes attribute, or along the channel axis",
@@ -117,69 +191,6 @@ fn can_resize(view: &View<'_, '_>, resize: &Resize) -> Result<(), Refusal> {
         true => Ok(()),
         false => Err(refuse("resize sizes or scales that are not constant")),
     }
-}
-
-pub(super) fn build(domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>, site: &Move) -> Built<()> {
-    let (op, results) = (site.op.as_ref(), site.results.as_slice());
-    let mut same = Vec::with_capacity(site.operands.len());
-    for (q, table) in &site.operands {
-        same.push(match (table, results.first()) {
-            (Some(table), Some(to)) => domain.remapped(edit, new, q, table, to)?,
-            _ => q.clone(),
-        });
-    }
-    let operands = same.as_slice();
-    if let ([x], [to]) = (operands, results)
-        && let Some(form) = domain.any(x)
-    {
-        if let Some(transpose) = op.downcast::<Transpose>() {
-            let perm = transpose.axes(x.shape.len())?;
-            return transposed(domain, edit, new, form.value, form.axis, &perm, to);
-        }
-        if op.downcast::<Reshape>().is_some()
-            && let Some((axis, shape)) = same_rows(x, form.axis, to)?
-        {
-            let y = reshaped(edit, new, form.value, &shape)?;
-            domain.set(to, axis, y);
-            return Ok(());
-        }
-    }
-    if let (Some(resize), [x], [to]) = (op.downcast::<Resize>(), operands, results) {
-        return resized(domain, edit, new, resize, &site.others, x, to);
-    }
-    if let (Some(concat), [to]) = (op.downcast::<Concat>(), results)
-        && concatenated(domain, edit, new, concat, operands, to)?
-    {
-        return Ok(());
-    }
-    if let [x] = operands
-        && let Some(form) = domain.any(x)
-        && parted(domain, edit, new, site, x, form)?
-    {
-        return Ok(());
-    }
-    let mut inputs = Vec::with_capacity(operands.len());
-    for q in operands {
-        inputs.push(Some(domain.plain(edit, q)?));
-    }
-    inputs.extend(site.others.iter().copied());
-    if let (Some(padding), [q]) = (site.padding, operands) {
-        let value = i64::from(padding) + if q.dtype == DType::U8 { 128 } else { 0 };
-        let value = HostTensor::from_ints(q.dtype, &[], &[value])?;
-        let value = edit.add_const(&format!("{}/value", new.name), Arc::new(value));
-        inputs.resize(inputs.len().max(3), None);
-        inputs[2] = Some(value);
-    }
-    let mut values = Vec::new();
-    for to in results {
-        let name = format!("{}/moved", edit.value(to.value).name);
-        values.push(edit.add_value(&name, None));
-    }
-    edit.add_node(new.name, new.origin.clone(), op.boxed(), inputs, values.clone());
-    for (to, v) in results.iter().zip(values) {
-        domain.set_plain(to, v);
-    }
-    Ok(())
 }
 
 /// Concatenates words. Returns false if an operand does not consist of whole words.
@@ -363,7 +374,7 @@ pub(super) fn spread(
     after.push(0);
     let mut pads = vec![0; after.len()];
     pads.extend(after);
-    #[allow(clippy::cast_possible_truncation, reason = "8 bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "8 bits")]
     let byte = q.map.zero as i8;
     let zero = i64::from(i32::from_le_bytes([byte.cast_unsigned(); 4]));
     let mut constant =
@@ -430,7 +441,7 @@ fn resized(
     to: &Quantized,
 ) -> Built<()> {
     let rank = x.shape.len();
-    let axis = super::build::at(usual_axis(&x.shape))?;
+    let axis = usual_axis(&x.shape)?;
     let value = domain.request(edit, x, axis)?;
     let words = Domain::add(edit, new, ByteView::Words, &[value]);
     // Lists with an entry per axis take the axis order of the stored form.

@@ -144,7 +144,7 @@ fn alone(bias: f64, to: &Result8, arithmetic: Arithmetic) -> Result<(i64, Factor
     const PARTS: f32 = 65536.0;
     let steps = (bias / f64::from(to.to.map.scale)).clamp(-1024.0, 1024.0);
     let factor = Factor::of_scales(arithmetic, 1.0 / PARTS, 1.0, 1.0);
-    #[allow(clippy::cast_possible_truncation, reason = "at most 26 bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 26 bits")]
     let own = (steps * f64::from(PARTS)).round() as i64;
     Ok((
         own,

@@ -4,6 +4,7 @@ use super::{Refusal, refuse};
 use crate::graph::op;
 use crate::graph::op::int8_binary;
 use crate::graph::op::softmax::Softmax;
+use crate::graph::op::window::Window;
 use crate::shape::Dim;
 
 /// The size of axis `axis`, which must be constant.
@@ -106,4 +107,14 @@ pub(crate) fn softmax_axis(softmax: &Softmax, shape: &[Dim]) -> Result<(usize, i
         return Err(refuse("a softmax over more than 65535 elements"));
     }
     Ok((axis, size))
+}
+
+/// Refuses windows whose padding or dilation exceeds any realistic image, so that positions cannot
+/// overflow.
+pub(crate) fn check_window(window: &Window) -> Result<(), Refusal> {
+    let near = |list: &[i64]| list.iter().all(|n| n.abs() <= 1 << 12);
+    if near(&window.pads) && near(&window.dilations) {
+        return Ok(());
+    }
+    Err(refuse("padding or dilation above 4096"))
 }

@@ -1,9 +1,76 @@
 //! Tables of functions of one 8-bit integer.
 
-use super::find::Matched;
-use super::refuse;
+use super::domain::{Domain, New};
+use super::shapes::usual_axis;
+use super::values::{Quantized, Result8};
+use super::view::View;
+use super::{Built, Found, Matched, Site, refuse};
+use crate::graph::op::int8;
+use crate::graph::op::int8_table::Int8Table;
+use crate::graph::{Edit, ValueId};
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
 use crate::tensor::{DType, HostTensor};
+
+/// A function of one activation.
+#[derive(Debug)]
+struct Table {
+    x: Quantized,
+    table: Vec<i8>,
+    to: Quantized,
+}
+
+impl Site for Table {
+    fn build(&self, domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>) -> Built<()> {
+        let axis = domain.axis(&self.x)?;
+        let mut value = domain.request(edit, &self.x, axis)?;
+        let is_identity = (-128..=127).eq(self.table.iter().map(|v| i32::from(*v)));
+        if !is_identity {
+            value = looked_up(edit, new, value, &self.table)?;
+        }
+        domain.set(&self.to, axis, value);
+        Ok(())
+    }
+}
+
+/// Looks up each element of `x` in a table.
+pub(super) fn looked_up(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, table: &[i8]) -> Built<ValueId> {
+    let table = int8::tensor(&[table.len()], table)?;
+    let table = Domain::constant(edit, &format!("{}/table", new.name), table);
+    Ok(Domain::add(edit, new, Int8Table, &[x, table]))
+}
+
+/// The site of a function of one activation that is given as a table.
+pub(super) fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found {
+    if x.shape != to.shape {
+        return Err(refuse("constants that add axes"));
+    }
+    usual_axis(&x.shape)?;
+    Ok(Box::new(Table { x, table, to }))
+}
+
+/// A quantization of integers to another map.
+pub(super) fn requantized(view: &View<'_, '_>, arithmetic: Arithmetic) -> Found {
+    let to = view.rescaled()?;
+    let (x, output) = (view.operand(0)?, Output::new(to.map.zero));
+    let table = rescaling(x.map, to.map, output, arithmetic);
+    tabulated(x, table, to)
+}
+
+/// An elementwise function of operand `x` alone.
+pub(super) fn of_one(view: &View<'_, '_>, x: usize, arithmetic: Arithmetic) -> Found {
+    let (x, to) = (view.operand(x)?, view.result()?);
+    if let Some(bounds) = view.clamp() {
+        let both = Result8 {
+            bounds: [0, 1].map(|i| bounds[i].clamp(to.bounds[0], to.bounds[1])),
+            ..to.clone()
+        };
+        let table = rescaling(x.map, to.to.map, both.output(arithmetic), arithmetic);
+        return tabulated(x, table, to.to);
+    }
+    let (reals, output) = (view.function(x.map)?, to.output(arithmetic));
+    let table = of_results(&reals, x.map, to.to.map, output, arithmetic);
+    tabulated(x, table, to.to)
+}
 
 /// The float results of a function for the integers -128 to 127 with this map, which it gets as
 /// elements of `dtype`.

@@ -200,7 +200,7 @@ impl Result8 {
                 Arithmetic::Fixed => steps.round(),
                 Arithmetic::Float => steps.round_ties_even(),
             };
-            #[allow(clippy::cast_possible_truncation, reason = "saturates")]
+            #[expect(clippy::cast_possible_truncation, reason = "saturates")]
             let rounded = rounded as i32;
             rounded.saturating_add(zero).clamp(-128, 127)
         };
@@ -241,7 +241,7 @@ pub(super) fn clamp(g: &Graph, node: &Node, v: ValueId) -> Option<[f32; 2]> {
     let op = node.op.downcast::<Pointwise>()?;
     let number = |e: &Expr| match e {
         Expr::Const(c, t) if t.is_float() => {
-            #[allow(clippy::cast_possible_truncation, reason = "rounded to f32")]
+            #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
             let c = *c as f32;
             Some(c)
         }
@@ -434,7 +434,7 @@ impl Bias {
     pub fn real(&self, i: usize, scale: f64) -> f64 {
         match self.floats.get(i) {
             Some(v) => (*v).into(),
-            #[allow(clippy::cast_precision_loss, reason = "integers of 32 bits")]
+            #[expect(clippy::cast_precision_loss, reason = "integers of 32 bits")]
             None => self.integer(i, scale) as f64 * scale,
         }
     }

@@ -2,12 +2,11 @@
 //! between conversions, or one operator with scales and zero points among its operands.
 
 use super::chain::{first_result, results};
-use super::find::Matched;
 use super::values::{
     Bias, Quantized, Result8, Weights, clamp, dequantized, is_known, known, quantized, quantized_by, result,
     weights, weights_of,
 };
-use super::{refuse, table};
+use super::{Matched, refuse, table};
 use crate::graph::op::Op;
 use crate::graph::op::conv_integer::ConvInteger;
 use crate::graph::op::matmul::MatMul;

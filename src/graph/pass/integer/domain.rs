@@ -1,30 +1,19 @@
-//! Builds operators of the integer domain for the sites that the finder reports.
+//! The values of the integer domain that the sites of a graph have built.
 
-use super::find::{Constant, Pooling, Site};
 use super::shapes::{self, usual_axis};
 use super::values::{self, Quantized, known};
-use super::{Refusal, moves};
+use super::{Built, table};
 use crate::error::{Error, Stage};
-use crate::graph::op::int8::{self, padded};
-use crate::graph::op::int8_binary::Int8Binary;
-use crate::graph::op::int8_conv::Int8Conv;
 use crate::graph::op::int8_layout::{Int8Enter, Int8Leave};
-use crate::graph::op::int8_matmul::Int8MatMul;
-use crate::graph::op::int8_pool::Int8Pool;
 use crate::graph::op::int8_quantize::{Int8Dequantize, Int8Quantize, thresholds};
-use crate::graph::op::int8_softmax::Int8Softmax;
-use crate::graph::op::int8_table::Int8Table;
 use crate::graph::op::quantize_linear::DequantizeLinear;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, NodeId, Op, OpError, ValueId};
-use crate::num;
 use crate::quant::fixed::Output;
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-type Built<T> = Result<T, OpError>;
 
 /// A value of the integer domain and the axis that it stores last.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +48,7 @@ impl Domain {
         value
     }
 
-    fn constant(edit: &mut Edit<'_>, name: &str, t: HostTensor) -> ValueId {
+    pub fn constant(edit: &mut Edit<'_>, name: &str, t: HostTensor) -> ValueId {
         edit.add_const(name, Arc::new(t))
     }
 
@@ -71,7 +60,7 @@ impl Domain {
     /// The axis that the first stored form of `q` has last, or that a new one would.
     pub fn axis(&self, q: &Quantized) -> Built<usize> {
         self.any(q)
-            .map_or_else(|| at(usual_axis(&q.shape)), |s| Ok(s.axis))
+            .map_or_else(|| Ok(usual_axis(&q.shape)?), |s| Ok(s.axis))
     }
 
     /// The form of `q` with axis `axis` last; it is built on the first request.
@@ -122,7 +111,7 @@ impl Domain {
     }
 
     /// A constant in the stored form.
-    fn entered(edit: &mut Edit<'_>, name: &str, enter: &Int8Enter, t: &HostTensor) -> Built<ValueId> {
+    pub fn entered(edit: &mut Edit<'_>, name: &str, enter: &Int8Enter, t: &HostTensor) -> Built<ValueId> {
         let stored = enter.eval(&[Some(t)])?.pop();
         let stored = stored.ok_or_else(|| OpError::expected("results", 1, 0))?;
         Ok(Self::constant(edit, &format!("{name}/int8"), stored))
@@ -170,7 +159,7 @@ impl Domain {
     ) -> Built<Quantized> {
         let axis = self.axis(q)?;
         let x = self.request(edit, q, axis)?;
-        let value = Self::by_table(edit, new, x, table)?;
+        let value = table::looked_up(edit, new, x, table)?;
         self.stored.insert(value, vec![Stored { value, axis }]);
         Ok(Quantized {
             value,
@@ -178,185 +167,6 @@ impl Domain {
             map: to.map,
             ..q.clone()
         })
-    }
-
-    /// Builds the operators that replace the nodes of a site.
-    pub fn build(&mut self, edit: &mut Edit<'_>, nodes: &[NodeId], site: &Site) -> Built<()> {
-        let nodes = || nodes.iter().filter_map(|id| edit.node(*id));
-        let Some(name) = nodes().last().map(|n| n.name.clone()) else {
-            return Ok(());
-        };
-        let origin = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
-        let new = New { name: &name, origin };
-        match site {
-            Site::Product(product) => self.product(edit, &new, product),
-            Site::MatMul {
-                operands,
-                transposed,
-                op,
-                to,
-            } => self.matmul(edit, &new, operands, *transposed, op, to),
-            Site::Binary {
-                operands,
-                axes,
-                op,
-                to,
-            } => self.binary(edit, &new, operands, axes, op, to),
-            Site::Table { x, table, to } => {
-                let axis = self.axis(x)?;
-                let value = self.request(edit, x, axis)?;
-                let is_identity = (-128..=127).eq(table.iter().map(|v| i32::from(*v)));
-                if is_identity {
-                    self.set(to, axis, value);
-                    return Ok(());
-                }
-                let y = Self::by_table(edit, &new, value, table)?;
-                self.set(to, axis, y);
-                Ok(())
-            }
-            Site::Pool(pool) => self.pool(edit, &new, pool),
-            Site::Softmax {
-                x,
-                axis,
-                channels,
-                table,
-                to,
-            } => {
-                let value = self.request(edit, x, *axis)?;
-                let table = Self::constant(edit, &format!("{name}/table"), table.clone());
-                let op = Int8Softmax { channels: *channels };
-                let y = Self::add(edit, &new, op, &[value, table]);
-                self.set(to, *axis, y);
-                Ok(())
-            }
-            Site::Move(site) => moves::build(self, edit, &new, site),
-        }
-    }
-
-    /// Looks up each element of `x` in a table.
-    fn by_table(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, table: &[i8]) -> Built<ValueId> {
-        let table = int8::tensor(&[table.len()], table)?;
-        let table = Self::constant(edit, &format!("{}/table", new.name), table);
-        Ok(Self::add(edit, new, Int8Table, &[x, table]))
-    }
-
-    fn matmul(
-        &mut self,
-        edit: &mut Edit<'_>,
-        new: &New<'_>,
-        [a, b]: &[Quantized; 2],
-        transposed: bool,
-        op: &Int8MatMul,
-        to: &Quantized,
-    ) -> Built<()> {
-        let last = b.shape.len().saturating_sub(1);
-        let k = if transposed { last } else { last.saturating_sub(1) };
-        let inputs = [
-            self.request(edit, a, a.shape.len().saturating_sub(1))?,
-            self.request(edit, b, k)?,
-        ];
-        let y = Self::add(edit, new, op.clone(), &inputs);
-        self.set(to, to.shape.len().saturating_sub(1), y);
-        Ok(())
-    }
-
-    fn pool(&mut self, edit: &mut Edit<'_>, new: &New<'_>, pool: &Pooling) -> Built<()> {
-        let mut inputs = vec![self.request(edit, &pool.x, 1)?];
-        if !pool.factors.is_empty() {
-            let list = int8::factors(&pool.factors)?;
-            inputs.push(Self::constant(edit, &format!("{}/factors", new.name), list));
-        }
-        let op = Int8Pool {
-            kind: pool.kind,
-            window: pool.window.clone(),
-            x_zero: pool.x.map.zero,
-            output: pool.output,
-        };
-        let y = Self::add(edit, new, op, &inputs);
-        let mut y = self.without_axes(edit, new, y, &pool.x, &pool.to)?;
-        if let Some(table) = &pool.table {
-            y = Self::by_table(edit, new, y, table)?;
-        }
-        self.set(&pool.to, 1, y);
-        Ok(())
-    }
-
-    /// Removes the spatial axes of the result of a pool if the model's result has none.
-    fn without_axes(
-        &self,
-        edit: &mut Edit<'_>,
-        new: &New<'_>,
-        y: ValueId,
-        x: &Quantized,
-        to: &Quantized,
-    ) -> Built<ValueId> {
-        if to.shape.len() == x.shape.len() {
-            return Ok(y);
-        }
-        let [n, c] = to.shape.as_slice() else {
-            return Err(OpError::expected("rank of the result", 2, to.shape.len()));
-        };
-        let shape = [n.clone(), padded(c)?];
-        moves::reshaped(edit, new, y, &shape)
-    }
-
-    fn product(&mut self, edit: &mut Edit<'_>, new: &New<'_>, p: &Constant) -> Built<()> {
-        let mut x = self.request(edit, &p.x, p.axis)?;
-        if let Some(steps) = &p.steps {
-            x = moves::spread(edit, new, x, &p.x, steps)?;
-        }
-        let packed = &p.packed;
-        let w = int8::tensor(&packed.shape, &packed.data)?;
-        let bias = HostTensor::from_ints(DType::I32, &[packed.bias.len()], &packed.bias)?;
-        let factors = int8::factors(&packed.factors)?;
-        let mut inputs = vec![x];
-        for (what, t) in [("weights", w), ("bias", bias), ("factors", factors)] {
-            inputs.push(Self::constant(edit, &format!("{}/{what}", new.name), t));
-        }
-        let op = Int8Conv {
-            kind: packed.kind.clone(),
-            x_zero: p.x.map.zero,
-            output: p.output,
-        };
-        let y = Self::add(edit, new, op, &inputs);
-        self.set(&p.to, p.axis, y);
-        Ok(())
-    }
-
-    fn binary(
-        &mut self,
-        edit: &mut Edit<'_>,
-        new: &New<'_>,
-        operands: &[Quantized; 2],
-        axes: &[usize],
-        op: &Int8Binary,
-        to: &Quantized,
-    ) -> Built<()> {
-        let stored = operands.iter().filter_map(|q| self.any(q)).map(|s| s.axis);
-        let axis = stored
-            .into_iter()
-            .find(|a| axes.contains(a))
-            .or(axes.first().copied());
-        let axis = axis.ok_or_else(|| OpError::expected("axis to store last", "one", "none"))?;
-        let mut inputs = Vec::with_capacity(3);
-        for q in operands {
-            inputs.push(match known(edit, q.value) {
-                Some(t) => {
-                    let full = full_rank(&t, to, axis)?;
-                    let name = edit.value(q.value).name.clone();
-                    Self::entered(edit, &name, &Int8Enter { axis }, &full)?
-                }
-                None => self.request(edit, q, axis)?,
-            });
-        }
-        inputs.push(Self::constant(
-            edit,
-            &format!("{}/tables", new.name),
-            op.tables()?,
-        ));
-        let y = Self::add(edit, new, op.clone(), &inputs);
-        self.set(to, axis, y);
-        Ok(())
     }
 
     /// Connects the readers of results that are outside the integer domain.
@@ -416,14 +226,9 @@ impl Domain {
     }
 }
 
-/// Converts a refusal that the finder has ruled out to an error.
-pub(super) fn at<T>(found: Result<T, Refusal>) -> Built<T> {
-    found.map_err(|why| OpError::Unsupported(why.0))
-}
-
 /// The size of an axis that is stored last.
 pub(super) fn channels(q: &Quantized, axis: usize) -> Built<i64> {
-    at(shapes::channels(&q.shape, axis))
+    Ok(shapes::channels(&q.shape, axis)?)
 }
 
 fn leave(q: &Quantized, axis: usize) -> Built<Int8Leave> {
@@ -432,26 +237,4 @@ fn leave(q: &Quantized, axis: usize) -> Built<Int8Leave> {
         channels: channels(q, axis)?,
         dtype: q.dtype,
     })
-}
-
-/// A constant operand with as many axes as the result, repeated along `axis`.
-fn full_rank(t: &HostTensor, to: &Quantized, axis: usize) -> Built<HostTensor> {
-    let mut shape = vec![1; to.shape.len().saturating_sub(t.shape().len())];
-    shape.extend(t.shape());
-    let wanted = num::exact::<usize, _>(channels(to, axis)?, "a number of channels")?;
-    let t = t.reshape(&shape)?;
-    if shape.get(axis) == Some(&wanted) {
-        return Ok(t);
-    }
-    // One element serves all channels.
-    let (outer, _, inner) = crate::graph::op::around(&shape, axis)?;
-    let bytes = t.bytes()?;
-    let mut out = Vec::with_capacity(outer * wanted * inner);
-    for part in bytes.chunks(inner.max(1)) {
-        for _ in 0..wanted {
-            out.extend_from_slice(part);
-        }
-    }
-    shape[axis] = wanted;
-    Ok(HostTensor::from_bytes(t.dtype(), &shape, &out)?)
 }
