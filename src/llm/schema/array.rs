@@ -244,7 +244,7 @@ impl<'s> Kind<'s> for Arrays {
                 other => Err(claim.expected(key, "true or false", other)),
             },
             "contains" => Err(claim.beyond(key)),
-            "unevaluatedItems" if *value != Value::Bool(true) => Err(claim.fault(key, "is not supported")),
+            "unevaluatedItems" if *value != Value::Bool(true) => Err(claim.beyond(key)),
             _ => Ok(None),
         }
     }

@@ -119,12 +119,11 @@ impl<'s> Claim<'s> {
 
     /// An error about a keyword that is valid but cannot be expressed.
     pub fn beyond(&self, key: &str) -> String {
-        let what = if self.holds {
-            "is not supported"
-        } else {
-            "cannot be negated"
+        let what = match self.holds {
+            true => "is not supported",
+            false => "cannot be negated",
         };
-        self.fault(key, what)
+        format!("`{key}` at #{} {what}", self.at)
     }
 
     /// The object under a keyword.
@@ -382,7 +381,7 @@ impl<'s> Schemas<'s> {
                 let target = self.target(claim, value)?;
                 self.eval(kind, &target)?
             }
-            "$dynamicRef" | "$recursiveRef" => return Err(claim.fault(key, "is not supported")),
+            "$dynamicRef" | "$recursiveRef" => return Err(claim.beyond(key)),
             _ => return kind.keyword(self, claim, map, key, value),
         }))
     }

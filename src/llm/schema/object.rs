@@ -373,9 +373,7 @@ impl<'s> Kind<'s> for Objects {
                 }
                 Ok(Some(set))
             }
-            "unevaluatedProperties" if *value != Value::Bool(true) => {
-                Err(claim.fault(key, "is not supported"))
-            }
+            "unevaluatedProperties" if *value != Value::Bool(true) => Err(claim.beyond(key)),
             _ => Ok(None),
         }
     }

@@ -468,7 +468,7 @@ fn inexpressible_schemas_name_keyword_and_place() {
     for (schema, place) in [
         (
             json!({"properties": {"a": {"not": {"items": {"type": "string"}}}}}),
-            "`items` at #/properties/a/not: cannot be negated",
+            "`items` at #/properties/a/not cannot be negated",
         ),
         (
             json!({"items": {"type": "array", "uniqueItems": true}}),
@@ -480,7 +480,7 @@ fn inexpressible_schemas_name_keyword_and_place() {
         ),
         (
             json!({"contains": {"type": "null"}}),
-            "`contains` at #: is not supported",
+            "`contains` at # is not supported",
         ),
         (
             json!({"unevaluatedProperties": false}),
