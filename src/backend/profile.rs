@@ -77,6 +77,8 @@ pub struct DeviceProfile {
     pub max_workgroup: u32,
     /// Largest grid on each axis, in work-groups.
     pub max_grid: u32,
+    /// Iterations of all its loops after which the device may silently end a work-item.
+    pub max_loops: Option<i64>,
     /// Subgroup size if the driver supports subgroups; the smallest size if it varies.
     pub subgroup: Option<u32>,
     /// Subgroup sizes that kernels may request; empty if only the compiler decides.
@@ -295,6 +297,7 @@ impl DeviceProfile {
             compute_units: 0,
             max_workgroup: 1024,
             max_grid: 65_535,
+            max_loops: None,
             subgroup: None,
             subgroup_sizes: Vec::new(),
             long_integers: true,

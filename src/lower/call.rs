@@ -228,6 +228,12 @@ impl<A> Call<A> {
         self
     }
 
+    /// Sets a define to 1 if `set`.
+    #[must_use]
+    pub fn define_if(self, name: &'static str, set: bool) -> Self {
+        self.form(set.then_some(name))
+    }
+
     /// Selects a form of the kernel by its define, if it has one ([`forms!`](crate::forms)).
     #[must_use]
     pub fn form(self, define: Option<&'static str>) -> Self {

@@ -292,6 +292,26 @@ impl LowerCx<'_> {
         }
     }
 
+    /// Declares how many iterations all loops of a work-item have together. If that may exceed
+    /// [`DeviceProfile::max_loops`], there is no kernel, or the sizes of each run are checked.
+    pub fn loops(&mut self, what: &str, iterations: &Dim) -> OpResult<()> {
+        let Some(most) = self.device().max_loops else {
+            return Ok(());
+        };
+        match self.upper_bound(iterations) {
+            Some(n) if n <= most => return Ok(()),
+            Some(_) => {
+                let what = format!("{what}: {iterations} iterations; the device runs at most {most}");
+                return Err(OpError::NoKernel(what));
+            }
+            None => {}
+        }
+        let rest = Dim::from(most).sub(iterations)?;
+        let what = format!("{what}: {iterations} iterations; the device runs at most {most}");
+        self.require(rest, &what);
+        Ok(())
+    }
+
     /// An integer that the kernel reads from the table of live values: the table as an operand, and
     /// the integer's position. Use this for values that must be exact at every step and change
     /// with every token, such as a write position or the cache length; padded sizes are not exact.

@@ -48,6 +48,11 @@ impl Shape {
             .collect()
     }
 
+    /// The sizes as numbers; an error if one has a symbol or is negative.
+    pub fn sizes(&self) -> Result<Vec<usize>, DimError> {
+        self.eval(&Bindings::new())
+    }
+
     /// The sizes under `bindings`; a negative size is an error.
     pub fn eval(&self, bindings: &Bindings) -> Result<Vec<usize>, DimError> {
         self.0

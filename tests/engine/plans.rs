@@ -7,6 +7,7 @@ mod indices;
 mod joint;
 mod known;
 mod lengths;
+mod loops;
 mod masks;
 mod on_host;
 mod values;

@@ -123,6 +123,9 @@ fn vendor(api: ::wgpu::Backend, id: u32) -> Vendor {
     }
 }
 
+/// Lavapipe ends a work-item after 65,535 iterations in total.
+const MAX_LOOPS: i64 = 65_000;
+
 fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
     let driver: Vec<_> = [info.driver.trim(), info.driver_info.trim()]
@@ -153,6 +156,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
             .max_compute_invocations_per_workgroup
             .min(limits.max_compute_workgroup_size_x),
         max_grid: limits.max_compute_workgroups_per_dimension,
+        max_loops: (kind == DeviceKind::Cpu).then_some(MAX_LOOPS),
         subgroup: features
             .contains(::wgpu::Features::SUBGROUP)
             .then_some(info.subgroup_min_size),

@@ -247,7 +247,7 @@ pub(super) fn define_arithmetic<A>(call: Call<A>, factors: &Fact) -> Call<A> {
 /// An operand of a conformance case: all 8-bit integers, in an order with a long period.
 pub(super) fn case_of(dtype: DType, shape: &[usize]) -> super::case::Input {
     let count: usize = shape.iter().product();
-    #[allow(clippy::cast_possible_truncation, reason = "the low byte")]
+    #[expect(clippy::cast_possible_truncation, reason = "the low byte")]
     let data: Vec<u8> = (0..count).map(|i| (i * 167 + i / 256 * 31 + 5) as u8).collect();
     HostTensor::from_bytes(dtype, shape, &data).map_or_else(|_| super::case::input(shape), super::case::given)
 }

@@ -274,10 +274,6 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
     groups.into_iter().flatten().copied()
 }
 
-/// Limit on the total loop iterations of one work-item. A CPU driver silently stops loops at
-/// 65,535.
-pub const MAX_LOOPS: i64 = 60_000;
-
 /// The device type of elements of a host type with these bounds, given the storage type of floats.
 /// Integers take 64 bits, as [`DType::I64`] whatever their signedness, unless the bounds fit 32.
 /// Types that devices do not [support](DType::on_devices) are unchanged; they are never stored on a

@@ -27,6 +27,7 @@ use crate::kernels::attention::{
     Args, KERNEL, MERGE, MergeArgs, ROW, RowArgs, TENSOR_CORES, TensorCoresArgs,
 };
 use crate::lower::LowerCx;
+use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -98,7 +99,7 @@ impl Attention {
 
     /// Requires that every query of causal attention has a position.
     pub(crate) fn require(&self, cx: &InferCx<'_>) -> OpResult<()> {
-        let length = |i: usize| Ok::<_, OpError>(cx.fact(i)?.shape.0.get(1).cloned().unwrap_or_default());
+        let length = |i: usize| Ok::<_, OpError>(num::at(&cx.fact(i)?.shape.0, 1)?.clone());
         if !self.causal {
             return Ok(());
         }

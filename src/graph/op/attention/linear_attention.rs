@@ -110,8 +110,10 @@ impl Op for LinearAttention {
     #[expect(clippy::cast_precision_loss, reason = "the size of a key")]
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let facts = fit(self, inputs)?;
-        let shapes: Option<Vec<Vec<usize>>> = facts.iter().map(|f| f.shape.as_fixed()).collect();
-        let [out, state] = shapes.unwrap_or_default().try_into().unwrap_or_default();
+        let (out, state) = (
+            num::at(&facts, 0)?.shape.sizes()?,
+            num::at(&facts, 1)?.shape.sizes()?,
+        );
         let ([batch, length, width], [_, heads, dk, dv]) = (out.as_slice(), state.as_slice()) else {
             return Err(OpError::expected("rank", 3, format!("{out:?}")));
         };

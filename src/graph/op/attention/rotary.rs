@@ -102,9 +102,7 @@ impl Op for Rotary {
         let x = cx.shape(0)?;
         let count = x.count()?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
-        if self.pairs == Pairs::Neighbours {
-            call = call.define(NEIGHBOURS, 1);
-        }
+        call = call.define_if(NEIGHBOURS, self.pairs == Pairs::Neighbours);
         let args = Args {
             x: cx.input(0)?,
             cosine: cx.input(1)?,

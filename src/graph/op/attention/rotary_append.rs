@@ -88,9 +88,7 @@ impl Op for RotaryAppend {
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
         let (places, live, start) = destination(cx, 7, &rows.mul(&row)?)?;
         let mut call = Call::new(&KERNEL, 64);
-        if self.pairs == Pairs::Neighbours {
-            call = call.define(NEIGHBOURS, 1);
-        }
+        call = call.define_if(NEIGHBOURS, self.pairs == Pairs::Neighbours);
         let args = Args {
             q: cx.input(0)?,
             k: cx.input(1)?,

@@ -11,7 +11,7 @@ mod tiled;
 use self::cases::cases;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Axis, Line, Window};
-use crate::graph::op::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::kernels::conv::{Args, KERNEL, PACKED, TILE, TRANSPOSED};
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
@@ -285,9 +285,8 @@ pub(crate) fn emit(
     let depth = crate::graph::op::fixed_size(channels)?.saturating_mul(crate::graph::op::fixed_size(
         &(h.kernel.saturating_mul(v.kernel)).into(),
     )?);
-    if i64::try_from(depth).is_ok_and(|d| d > MAX_LOOPS) {
-        return Err(OpError::NoKernel(format!("sums of {depth} terms")));
-    }
+    // With the iterations of the loops around the innermost one.
+    cx.loops("sums", &Dim::from_usize(depth.saturating_mul(3)))?;
     let dispatches = if packed {
         packed_tiles(cx, (rows, tile, tiles * groups), depth)?
     } else {
@@ -315,21 +314,18 @@ pub(crate) fn emit(
             pad_h: h.before.clone(),
             pad_w: v.before.clone(),
         };
-        let mut call = Call::new(&KERNEL, ITEMS)
+        let call = Call::new(&KERNEL, ITEMS)
             .define(TILE, num::signed(tile))
-            .define("RUN", RUN);
-        call = window::define(call, lines);
-        let count = Dim::from_usize(count);
-        call = call.grid(grid.ceil_div(i64::from(ITEMS))?, count, n.clone());
-        let flags = [
-            (PACKED, packed),
-            (TRANSPOSED, transposed),
-            ("INSIDE", v.is_identity()),
-        ];
-        for (name, _) in flags.iter().filter(|(_, set)| *set) {
-            call = call.define(name, 1);
-        }
-        cx.emit(call, args)?;
+            .define("RUN", RUN)
+            .define_if(PACKED, packed)
+            .define_if(TRANSPOSED, transposed)
+            .define_if("INSIDE", v.is_identity())
+            .grid(
+                grid.ceil_div(i64::from(ITEMS))?,
+                Dim::from_usize(count),
+                n.clone(),
+            );
+        cx.emit(window::define(call, lines), args)?;
     }
     Ok(())
 }
@@ -476,7 +472,7 @@ mod tests {
                             }
                         }
                     }
-                    #[allow(clippy::cast_possible_truncation, reason = "a test")]
+                    #[expect(clippy::cast_possible_truncation, reason = "a test")]
                     y.push(sum as f32);
                 }
             }

@@ -97,7 +97,7 @@ impl Op for DeformConv {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let facts = fit(self, inputs)?;
-        let shape = facts.first().and_then(|f| f.shape.as_fixed()).unwrap_or_default();
+        let shape = num::at(&facts, 0)?.shape.sizes()?;
         let (x, w) = (operand(inputs, 0)?, operand(inputs, 1)?);
         let (_, channels, spatial) = sizes(x)?;
         let (outs, own, taps) = sizes(w)?;

@@ -18,7 +18,7 @@ pub use crate::tensor::resample::Padding;
 use crate::tensor::resample::{Sampler, cubic};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are self-explanatory")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Mode {
     Nearest,
     Linear,
@@ -168,17 +168,12 @@ impl Op for GridSample {
             )));
         };
         let count = out.count()?;
-        let mut call = Call::new(&KERNEL, 64)
+        let call = Call::new(&KERNEL, 64)
             .define(TAPS, num::signed(self.mode.taps()))
+            .define_if(BORDER, self.padding == Padding::Border)
+            .define_if(REFLECTION, self.padding == Padding::Reflection)
+            .define_if(CORNERS, self.align_corners)
             .grid(count.ceil_div(2 * 64)?, 1, 1);
-        let flags = [
-            (BORDER, self.padding == Padding::Border),
-            (REFLECTION, self.padding == Padding::Reflection),
-            (CORNERS, self.align_corners),
-        ];
-        for (name, _) in flags.iter().filter(|(_, set)| *set) {
-            call = call.define(name, 1);
-        }
         let args = Args {
             x: cx.input(0)?,
             grid: cx.input(1)?,

@@ -349,7 +349,7 @@ impl Op for Pointwise {
             shape = rules::broadcast(&shape.0, &Shape::fixed(x.shape()).0, &rules::equal)?;
             types.push(x.dtype());
         }
-        let shape = shape.as_fixed().unwrap_or_default();
+        let shape = shape.sizes()?;
         self.expr.dtype(&types)?;
         let wide = types.contains(&DType::F64) || self.expr.names(DType::F64);
         Ok(vec![if wide {

@@ -52,9 +52,7 @@ impl MatMul {
             _ => b.clone(),
         };
         let full = self.eval(&[Some(&row), Some(&column)])?;
-        full.iter()
-            .map(|y| Ok(y.reshape(&shape.as_fixed().unwrap_or_default())?))
-            .collect()
+        full.iter().map(|y| Ok(y.reshape(&shape.sizes()?)?)).collect()
     }
 }
 
@@ -106,7 +104,7 @@ impl Op for MatMul {
             self.trans_b,
             &rules::equal,
         )?;
-        let shape = shape.as_fixed().unwrap_or_default();
+        let shape = shape.sizes()?;
         let (batch, m, n) = match shape.as_slice() {
             [batch @ .., m, n] => (batch, *m, *n),
             _ => return Err(OpError::expected("rank", "2 or more", shape.len())),
@@ -221,6 +219,8 @@ impl Op for MatMul {
         if let (true, Some(columns), true) = (constant, as_usize(n), cx.device().runs(&PANELS)) {
             return self.emit_panels(cx, [&rows, n, k], columns, b.dtype);
         }
+        // A work-item of the plain form computes two sums.
+        cx.loops("sums", &k.mul(&2.into())?)?;
         let form = MatrixForm::of(cx, [&rows, n, &walk.count]);
         let parts = match (constant, as_usize(n), as_usize(k)) {
             (true, Some(columns), Some(depth)) => self.packed_columns(cx, form, columns, depth)?,

@@ -171,9 +171,7 @@ pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> C
     let mut call = call
         .define(BITS, i64::from(bits.count()))
         .define(GROUP, num::signed(k_block));
-    if bits == Bits::Eight {
-        call = call.define(PER4, 1);
-    }
+    call = call.define_if(PER4, bits == Bits::Eight);
     if let ([high, ..], true) = (bits.planes(), !matches!(bits, Bits::Four | Bits::Eight)) {
         call = call.define("HIGH", i64::from(high.width));
     }

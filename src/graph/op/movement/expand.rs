@@ -46,10 +46,7 @@ impl Op for Expand {
             .map(Dim::from_usize)
             .collect();
         let shape = rules::broadcast(&Shape::fixed(x.shape()).0, &to, &rules::equal)?;
-        Ok(vec![pointwise::broadcast_to(
-            x,
-            &shape.as_fixed().unwrap_or_default(),
-        )?])
+        Ok(vec![pointwise::broadcast_to(x, &shape.sizes()?)?])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {

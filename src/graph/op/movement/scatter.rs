@@ -20,7 +20,7 @@ use crate::tensor::HostTensor;
 
 /// How an update is combined with the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are self-explanatory")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Reduction {
     Replace,
     Add,

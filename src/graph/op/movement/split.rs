@@ -62,7 +62,7 @@ impl Op for Split {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
         let a = axis(self.axis, x.shape.rank())?;
-        let n = x.shape.0.get(a).cloned().unwrap_or_default();
+        let n = num::at(&x.shape.0, a)?.clone();
         let given = match (&self.sizes, cx.opt(1)) {
             (Some(list), _) => Some(list.iter().map(|s| Dim::from(*s)).collect()),
             (None, Some(_)) => Some(cx.sizes(1)?),

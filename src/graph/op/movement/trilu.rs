@@ -68,9 +68,7 @@ impl Op for Trilu {
         let mut call = Call::new(&KERNEL, 64)
             .grid(count.ceil_div(2 * 64)?, 1, 1)
             .may_work_in_place();
-        if self.upper {
-            call = call.define(UPPER, 1);
-        }
+        call = call.define_if(UPPER, self.upper);
         let args = Args {
             x: cx.input(0)?,
             y: cx.output(0)?,

@@ -74,7 +74,7 @@ impl Op for Unique {
             Some(a) => (x.shape.0.clone(), axis(a, x.shape.rank())?),
             None => (vec![x.shape.count()?], 0),
         };
-        let n = shape.get(a).cloned().unwrap_or_default();
+        let n = num::at(&shape, a)?.clone();
         let count = cx.unknown(0, a, Some(n.clone()));
         if let Some(slot) = shape.get_mut(a) {
             *slot = count.clone();

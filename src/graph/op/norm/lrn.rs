@@ -4,9 +4,7 @@
 //! ONNX `LRN` from opset 1.
 
 use crate::graph::op::case::{Case, input};
-use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at,
-};
+use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
 use crate::kernels::lrn::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
@@ -80,9 +78,7 @@ impl Op for Lrn {
         let x = cx.shape(0)?;
         let (_, channels, plane) = split_at(&x, 1)?;
         let count = x.count()?;
-        if self.size > MAX_LOOPS {
-            return Err(OpError::NoKernel(format!("sums over {} channels", self.size)));
-        }
+        cx.loops("sums", &self.size.saturating_mul(2).into())?;
         let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         let args = Args {
             x: cx.input(0)?,

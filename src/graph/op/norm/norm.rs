@@ -94,6 +94,8 @@ pub(crate) fn emit_to(
     } else {
         2
     };
+    // Two rows, with three passes over each.
+    cx.loops("rows", &cols.mul(&6.into())?.ceil_div(64)?)?;
     let mut call = Call::new(&KERNEL, 64)
         .define("ROWS", tile)
         .grid(count.ceil_div(tile)?, 1, 1);
@@ -105,9 +107,7 @@ pub(crate) fn emit_to(
         }
         ScaleIndex::Set { sets, per, run } => (sets, per, run),
     };
-    if rows.center {
-        call = call.define(CENTER, 1);
-    }
+    call = call.define_if(CENTER, rows.center);
     let [scale, bias, mean, variance] = others;
     let args = Args {
         x,
@@ -387,7 +387,7 @@ impl Op for Norm {
                 (product(before)?, plane, ScaleIndex::Column)
             }
             Over::Instance => {
-                let sets = before.get(1).cloned().unwrap_or_default();
+                let sets = num::at(before, 1)?.clone();
                 (
                     product(before)?,
                     plane.clone(),

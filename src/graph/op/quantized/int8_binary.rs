@@ -154,7 +154,7 @@ impl Op for Int8Binary {
             &Shape::fixed(b.shape()).0,
             &rules::equal,
         )?;
-        let shape = shape.as_fixed().unwrap_or_default();
+        let shape = shape.sizes()?;
         let steps = [a, b].map(|t| {
             let own = crate::graph::op::strides(t.shape());
             let sizes = t.shape().iter().zip(own);
@@ -248,7 +248,8 @@ impl Walk {
     /// Fails unless kernels [can broadcast](can_repeat) the operands.
     fn new(a: &Shape, b: &Shape, out: &Shape) -> OpResult<Self> {
         let (lead, last) = int8::last(&out.0)?;
-        let words = last.exact_div(&4.into()).unwrap_or_default();
+        let words = last.exact_div(&4.into());
+        let words = words.ok_or_else(|| OpError::expected("channels", "whole words", last))?;
         // The first axis is the outer one; the others are merged.
         let (outer, rest) = lead
             .split_first()

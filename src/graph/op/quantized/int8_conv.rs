@@ -10,7 +10,7 @@ use crate::graph::op::int8::{
 };
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::window::{self, Line, Window};
-use crate::graph::op::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, fixed_size, operand};
+use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand};
 use crate::kernels::int8_conv::{Args, DEPTHWISE, DepthwiseArgs, KERNEL};
 use crate::lower::{Call, LowerCx, Pack, Planned, dots};
 use crate::num::{self, OutOfRange};
@@ -259,10 +259,7 @@ impl Op for Int8Conv {
             return Err(OpError::expected("channels", "whole words", c));
         };
         let taps = h.kernel.saturating_mul(v.kernel);
-        let terms = depth.as_const().map_or(i64::MAX, |d| d.saturating_mul(taps));
-        if terms > MAX_LOOPS {
-            return Err(OpError::NoKernel(format!("sums of {terms} terms")));
-        }
+        cx.loops("sums", &depth.mul(&taps.saturating_mul(3).into())?)?;
         if self.is_depthwise() {
             return self.lower_depthwise(cx, &lines, words, rows);
         }
@@ -359,7 +356,7 @@ pub static DEF: OpDef = OpDef {
 /// Bias and factors of `n` channels for conformance cases.
 fn case_scales(arithmetic: Arithmetic, n: usize) -> Option<[HostTensor; 2]> {
     let factor = |i: usize| {
-        #[allow(clippy::cast_precision_loss, reason = "few channels")]
+        #[expect(clippy::cast_precision_loss, reason = "few channels")]
         let w = 0.002 + 0.0003 * i as f32;
         // Powers of two cause ties.
         let w = if i.is_multiple_of(3) { 0.007_812_5 } else { w };

@@ -3,7 +3,7 @@
 use crate::graph::op::case::Case;
 use crate::graph::op::int8::{self, byte_operand, fact, tensor, word_operand};
 use crate::graph::op::sizes::Sizes;
-use crate::graph::op::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, never_in_files};
+use crate::graph::op::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::graph::rules;
 use crate::kernels::int8_matmul::{Args, KERNEL};
 use crate::lower::{Call, LowerCx, Planned, dots};
@@ -62,7 +62,7 @@ impl Op for Int8MatMul {
         let ((la, m, k), (lb, n, _)) = (matrix(a.shape())?, matrix(b.shape())?);
         let terms = num::exact::<usize, _>(self.k, "a number of terms")?;
         let lead = rules::broadcast(&Shape::fixed(la).0, &Shape::fixed(lb).0, &rules::equal)?;
-        let lead = lead.as_fixed().unwrap_or_default();
+        let lead = lead.sizes()?;
         let mut shape = lead.clone();
         shape.extend([*m, n.next_multiple_of(int8::WORD)]);
         let [step_a, step_b] = [(la, m), (lb, n)].map(|(own, rows)| {
@@ -103,9 +103,7 @@ impl Op for Int8MatMul {
         let ((la, m, k), (lb, n, _)) = (matrix(&a.0)?, matrix(&b.0)?);
         let (lead, _, outputs) = matrix(&out.0)?;
         let words = k.ceil_div(4)?;
-        if cx.upper_bound(&words).is_none_or(|n| n > MAX_LOOPS) {
-            return Err(OpError::NoKernel(format!("sums of {k} terms")));
-        }
+        cx.loops("sums", &words)?;
         let step = |own: &[Dim], rows: &Dim| -> OpResult<Dim> {
             if own.iter().all(|d| d.is(1)) {
                 Ok(0.into())
@@ -142,9 +140,7 @@ impl Op for Int8MatMul {
             factor,
         };
         let mut call = Call::new(&KERNEL, 64);
-        if matches!(self.factor, Factor::Fixed(_)) {
-            call = call.define(crate::kernels::FIXED, 1);
-        }
+        call = call.define_if(crate::kernels::FIXED, matches!(self.factor, Factor::Fixed(_)));
         let call = dots::select(cx.device(), &KERNEL, call);
         let grid = args.m.ceil_div(64)?;
         cx.emit(call.grid(grid, args.outputs.clone(), args.batch.clone()), args)

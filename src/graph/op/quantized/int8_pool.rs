@@ -165,6 +165,8 @@ impl Op for Int8Pool {
             return Err(OpError::expected("rank", "3 or more", x.rank()));
         };
         let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
+        let taps = self.window.kernel.iter().copied().fold(1, i64::saturating_mul);
+        cx.loops("windows", &taps.saturating_mul(2).into())?;
         let scaled = matches!(self.kind, Kind::Scaled { .. });
         let [h, v] = &lines;
         let args = Args::<Planned> {
@@ -192,9 +194,7 @@ impl Op for Int8Pool {
             Kind::Mean { .. } => call = call.define(MEAN, 1),
             Kind::Scaled { .. } => call = int8::define_arithmetic(call.define(SUM, 1), cx.fact(1)?),
         }
-        if self.includes_pad() {
-            call = call.define(PADDED, 1);
-        }
+        call = call.define_if(PADDED, self.includes_pad());
         cx.emit(call.grid(args.count.ceil_div(64)?, 1, 1), args)
     }
 
@@ -208,7 +208,7 @@ impl Op for Int8Pool {
 pub fn mean_factors(arithmetic: Arithmetic, x: f32, y: f32, count: u32) -> Option<Vec<Factor>> {
     let of = |n: u32| match Factor::of_scales(arithmetic, x, 1.0, y)? {
         Factor::Fixed(whole) => Some(Factor::Fixed(whole.divided(n))),
-        #[allow(clippy::cast_precision_loss, reason = "a window is small")]
+        #[expect(clippy::cast_precision_loss, reason = "a window is small")]
         Factor::Float(_) => Factor::of_scales(arithmetic, x, 1.0, y * n as f32),
     };
     (1..=count).map(of).collect()

@@ -34,7 +34,7 @@ pub fn table(scale: f32, channels: i64) -> Option<HostTensor> {
         return None;
     }
     let one = f64::from(1u32 << bits);
-    #[allow(clippy::cast_possible_truncation, reason = "at most 2^23")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 2^23")]
     let of = |i: u32| (one * (-f64::from(i) * f64::from(scale)).exp()).round() as i64;
     let list: Vec<i64> = (0..256).map(of).collect();
     HostTensor::from_ints(DType::I32, &[list.len()], &list).ok()
@@ -71,7 +71,7 @@ impl Op for Int8Softmax {
             let sum = x.iter().map(exp).sum::<Result<i64, _>>()?;
             for (y, x) in y.iter_mut().zip(x) {
                 let share = (exp(x)? * 256 + sum / 2) / sum.max(1);
-                #[allow(clippy::cast_possible_truncation, reason = "between 8-bit bounds")]
+                #[expect(clippy::cast_possible_truncation, reason = "between 8-bit bounds")]
                 let step = (share - 128).clamp(-128, 127) as i8;
                 *y = step;
             }
@@ -85,6 +85,7 @@ impl Op for Int8Softmax {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let words = Dim::from(self.channels).ceil_div(4)?;
+        cx.loops("rows", &self.channels.saturating_mul(3).into())?;
         let count = int8::words(&cx.shape(0)?)?;
         let rows = count.exact_div(&words);
         let args = Args::<Planned> {

@@ -86,7 +86,7 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
         false,
         &rules::equal,
     )?;
-    let out = out.as_fixed().unwrap_or_default();
+    let out = out.sizes()?;
     let (m, k) = match a.shape {
         [.., m, k] => (*m, *k),
         [k] => (1, *k),
@@ -103,7 +103,7 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
     };
     let (ba, bb) = (batch(a.shape), batch(b.shape));
     let both = rules::broadcast(&Shape::fixed(&ba).0, &Shape::fixed(&bb).0, &rules::equal)?;
-    let both = both.as_fixed().unwrap_or_default();
+    let both = both.sizes()?;
     let (mut sums, mut scales) = (room(&out)?, Vec::new());
     for i in 0..count(&both)? {
         let (ma, mb) = (batch_index(&both, &ba, i), batch_index(&both, &bb, i));
@@ -144,9 +144,7 @@ fn zero_point_step(cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool) -> OpRe
 fn by_bytes(rows: &Dim, n: &Dim, signed: bool) -> OpResult<Call<Args>> {
     let tile = if rows.is(1) { 1 } else { ROWS };
     let mut call = Call::new(&KERNEL, 64).define("ROWS", tile);
-    if signed {
-        call = call.define(SIGNED, 1);
-    }
+    call = call.define_if(SIGNED, signed);
     Ok(call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1))
 }
 
@@ -258,6 +256,7 @@ impl Op for MatMulInteger {
                 b.shape
             )));
         };
+        cx.loops("sums", &k.mul(&2.into())?)?;
         // A single matrix on the right makes all rows part of one matmul.
         let za = zero_point_step(cx, 2, m, product(batch)?.is(1))?;
         let zb = zero_point_step(cx, 3, n, true)?;

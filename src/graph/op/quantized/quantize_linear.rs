@@ -12,7 +12,7 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
 };
 use crate::kernels::dynamic_quantize::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
@@ -452,16 +452,11 @@ impl Op for DynamicQuantizeLinear {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let count = cx.shape(0)?.count()?;
-        // A single work-group reads all elements, and loops are limited.
-        let most = MAX_LOOPS * i64::from(WORK_GROUP);
-        if count.as_const().is_some_and(|n| n > most) {
-            return Err(OpError::NoKernel(format!("the range of {count} elements")));
-        }
-        let rest = Dim::from(most).sub(&count)?;
-        cx.require(
-            rest,
-            &format!("the range of {count} elements; kernels support at most {most}"),
-        );
+        // A single work-group reads all elements twice.
+        cx.loops(
+            "the range",
+            &count.ceil_div(i64::from(WORK_GROUP))?.mul(&2.into())?,
+        )?;
         let args = Args {
             x: cx.input(0)?,
             y: cx.result(0, DType::I32, &count)?,

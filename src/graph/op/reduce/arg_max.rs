@@ -7,13 +7,13 @@ use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, EDGES, input};
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
-    operand, split_at,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx, operand,
+    split_at,
 };
 use crate::kernels::arg_max::{Args, FLOATS, KERNEL, SMALLEST};
 use crate::lower::{Call, LowerCx};
 use crate::num;
-use crate::shape::{Dim, Fact, Shape};
+use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,23 +95,13 @@ impl Op for ArgMax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let (outer, cols, inner) = split_at(&x, axis(self.axis, x.rank())?)?;
-        if cols.as_const().is_some_and(|n| n > MAX_LOOPS) {
-            return Err(OpError::NoKernel(format!("a search among {cols} elements")));
-        }
-        let rest = Dim::from(MAX_LOOPS).sub(&cols)?;
-        cx.require(
-            rest,
-            &format!("a search among {cols} elements; kernels support at most {MAX_LOOPS}"),
-        );
+        cx.loops("two searches", &cols.mul(&2.into())?)?;
         let count = outer.mul(&inner)?;
-        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
-        for (name, set) in [
-            (SMALLEST, self.min),
-            (crate::kernels::arg_max::LAST, self.last),
-            (FLOATS, cx.fact(0)?.dtype.is_float()),
-        ] {
-            call = if set { call.define(name, 1) } else { call };
-        }
+        let call = Call::new(&KERNEL, 64)
+            .define_if(SMALLEST, self.min)
+            .define_if(crate::kernels::arg_max::LAST, self.last)
+            .define_if(FLOATS, cx.fact(0)?.dtype.is_float())
+            .grid(count.ceil_div(2 * 64)?, 1, 1);
         let (x, y) = (cx.input(0)?, cx.output(0)?);
         cx.emit(
             call,

@@ -6,8 +6,8 @@ use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
-    operand, reduce, split_at,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, reduce,
+    split_at,
 };
 use crate::kernels::cumulative::{Args, EXCLUSIVE, KERNEL, REVERSE};
 use crate::lower::{Call, LowerCx};
@@ -125,24 +125,13 @@ impl Op for Cumulative {
             .and_then(Dim::as_const)
             .ok_or_else(|| OpError::NoKernel("an axis that is not constant".to_owned()))?;
         let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
-        if cx.upper_bound(&cols).is_some_and(|n| n > MAX_LOOPS) {
-            return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
-        }
-        let rest = Dim::from(MAX_LOOPS).sub(&cols)?;
-        let what = format!(
-            "{} over {cols} elements; kernels support at most {MAX_LOOPS}",
-            self.name()
-        );
-        cx.require(rest, &what);
+        cx.loops("lines", &cols)?;
         let lines = outer.mul(&inner)?;
-        let mut call = Call::new(&KERNEL, 64).grid(lines.ceil_div(64)?, 1, 1);
-        for (name, set) in [
-            (crate::kernels::cumulative::PRODUCT, self.product),
-            (EXCLUSIVE, self.exclusive),
-            (REVERSE, self.reverse),
-        ] {
-            call = if set { call.define(name, 1) } else { call };
-        }
+        let mut call = Call::new(&KERNEL, 64)
+            .define_if(crate::kernels::cumulative::PRODUCT, self.product)
+            .define_if(EXCLUSIVE, self.exclusive)
+            .define_if(REVERSE, self.reverse)
+            .grid(lines.ceil_div(64)?, 1, 1);
         // For a single line, padding comes after its current elements.
         let behind = outer.is(1) && !self.reverse;
         call = if behind { call.may_be_padded() } else { call };

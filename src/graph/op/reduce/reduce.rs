@@ -9,7 +9,7 @@ use crate::graph::op::case::{Case, EDGES, input};
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, pointwise, transpose,
 };
 use crate::kernels::reduce::{self, Args, KERNEL};
@@ -21,7 +21,7 @@ use crate::tensor::{DType, HostTensor};
 mod dims;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are self-explanatory")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Kind {
     Mean,
     Sum,
@@ -145,7 +145,7 @@ impl Op for Reduce {
         let axes = self.axes(x.shape().len(), list)?;
         let [outer, inner] = offset_lists(x.shape(), &axes)?;
         let shape = self.shape(&Shape::fixed(x.shape()).0, &axes);
-        let shape = Shape(shape).as_fixed().unwrap_or_default();
+        let shape = Shape(shape).sizes()?;
         if !x.dtype().is_float() {
             let data = x.to_i128()?;
             let count = i128::from(num::signed(inner.len())).max(1);
@@ -326,12 +326,10 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         .upper_bound(&rows)
         .is_some_and(|n| n / 2 >= i64::from(cx.device().max_grid));
     let item = !x.dtype.is_float() || kind == Kind::Prod || few && (!flat || crowded);
-    if item && cols.as_const().is_none_or(|n| n > MAX_LOOPS) {
-        return Err(OpError::NoKernel(format!(
-            "{kind:?} over {cols} elements of {}",
-            x.dtype
-        )));
-    }
+    // Two results, of which LogSumExp reads each element twice.
+    let each = if item { cols.clone() } else { cols.ceil_div(64)? };
+    let passes = if kind == Kind::LogSumExp { 4 } else { 2 };
+    cx.loops("a reduction", &each.mul(&passes.into())?)?;
     use reduce::{Finish, Join, Map};
     let (map, join, finish) = match kind {
         Kind::Sum => (Map::Same, Join::Sum, Finish::Same),
@@ -349,7 +347,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         .define(reduce::MAP, map as i64)
         .define(reduce::JOIN, join as i64)
         .define(reduce::FINISH, finish as i64);
-    call = if flat { call.define("FLAT", 1) } else { call };
+    call = call.define_if("FLAT", flat);
     call = if reduced.len() <= 1 {
         call.define("ONE_AXIS", 1)
     } else {

@@ -5,7 +5,7 @@
 
 use crate::graph::op::case::{Case, MASKED, input};
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
 use crate::kernels::softmax::{Args, Form, INNER, InnerArgs, LAST};
 use crate::lower::{Call, LowerCx};
@@ -89,7 +89,10 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Form) -> 
     } else {
         split_at(&shape, a)?
     };
+    // Two rows, with three passes over each.
+    let passes = cols.mul(&6.into())?;
     if inner.is(1) && form != Form::Hard {
+        cx.loops("rows", &passes.ceil_div(64)?)?;
         let tile = if outer.is(1) || cols.exact_div(&2.into()).is_some() {
             1
         } else {
@@ -102,11 +105,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Form) -> 
         let (x, y, rows) = (cx.input(0)?, cx.output(0)?, outer);
         return cx.emit(call, Args { x, y, rows, cols });
     }
-    if cols.as_const().is_some_and(|n| n > MAX_LOOPS / 6) {
-        return Err(OpError::NoKernel(format!(
-            "{cols} elements along an inner axis of {shape}"
-        )));
-    }
+    cx.loops("lines", &passes)?;
     let groups = outer.mul(&inner.ceil_div(2)?)?.ceil_div(64)?;
     let call = Call::new(&INNER, 64).define("RUN", 2).grid(groups, 1, 1);
     let call = call.form(form.define());

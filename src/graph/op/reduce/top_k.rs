@@ -132,17 +132,16 @@ impl Op for TopK {
         let x = cx.fact(0)?.shape.clone();
         let a = axis(self.axis, x.rank())?;
         let (outer, n, inner) = split_at(&x, a)?;
-        let kept = cx.out_fact(0)?.shape.0.get(a).cloned().unwrap_or_default();
+        let kept = num::at(&cx.out_fact(0)?.shape.0, a)?.clone();
         if n.as_const().is_none_or(|n| n > MAX_LENGTH) {
             return Err(OpError::NoKernel(format!("the largest of {n} elements")));
         }
         let count = outer.mul(&n)?.mul(&inner)?;
         let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
-        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(64)?, 1, 1);
-        let floats = cx.fact(0)?.dtype.is_float();
-        for (name, set) in [(LARGEST, self.largest), (FLOATS, floats)] {
-            call = if set { call.define(name, 1) } else { call };
-        }
+        let call = Call::new(&KERNEL, 64)
+            .define_if(LARGEST, self.largest)
+            .define_if(FLOATS, cx.fact(0)?.dtype.is_float())
+            .grid(count.ceil_div(64)?, 1, 1);
         let args = Args {
             x: cx.input(0)?,
             y: cx.output(0)?,

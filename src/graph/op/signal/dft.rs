@@ -140,7 +140,7 @@ impl Op for Dft {
         };
         let a = self.at(given, rank)?;
         let mut shape = x.shape.0.clone();
-        let own = shape.get(a).cloned().unwrap_or_default();
+        let own = num::at(&shape, a)?.clone();
         let length = match cx.opt(1) {
             Some(_) => scalar(cx, 1)?,
             None if real => own.sub(&1.into())?.mul(&2.into())?,

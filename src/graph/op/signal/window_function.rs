@@ -12,7 +12,7 @@ use std::f64::consts::TAU;
 
 /// Kind of window function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are self-explanatory")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Kind {
     Hann,
     Hamming,

@@ -136,7 +136,7 @@ impl Node {
         };
         let paged = match in_pages {
             true => Some(Paged {
-                count: cx.shape(3)?.0.first().cloned().unwrap_or_default(),
+                count: num::at(&cx.shape(3)?.0, 0)?.clone(),
                 tiles: cx.input(3)?,
                 pages: cx.input(4)?,
             }),
@@ -480,7 +480,7 @@ impl Attention {
         } else {
             call.define(CAPPED, 1)
         };
-        let call = if node.causal { call.define(CAUSAL, 1) } else { call };
+        let call = call.define_if(CAUSAL, node.causal);
         // Rows of a second sequence would be at other offsets.
         if node.batch.is(1) && node.paged.is_none() {
             call.may_be_padded()

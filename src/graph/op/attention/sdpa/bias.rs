@@ -9,6 +9,7 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number, select};
 use crate::graph::op::pointwise::{Binary, Expr};
 use crate::graph::op::reduce::{Kind, Reduce};
+use crate::num;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -54,7 +55,7 @@ impl Conditions {
 
 /// Length of queries or keys `[b, heads, length, size]`.
 fn length_of(cx: &Parts<'_, '_>, x: ValueId) -> OpResult<Dim> {
-    Ok(cx.fact(x)?.shape.0.get(2).cloned().unwrap_or_default())
+    Ok(num::at(&cx.fact(x)?.shape.0, 2)?.clone())
 }
 
 impl Sdpa {

@@ -63,9 +63,7 @@ pub(super) fn emit(
         let across = columns.ceil_div(tile.columns)?;
         let down = Dim::from_usize(rows).ceil_div(tile.rows)?;
         let mut call = window::define(over_batches(cx, call, across, down, &batches)?, lines);
-        if windows {
-            call = call.define("WINDOWS", 1);
-        }
+        call = call.define_if("WINDOWS", windows);
         let first_group = if group == 1 { 0 } else { first / rows.max(1) };
         let args = TiledArgs {
             a: weights,

@@ -54,9 +54,7 @@ impl QuantizedMatMul {
         let y = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
         let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
         let mut call = Call::new(&QUANTIZE, ITEMS).define(BLOCK, num::signed(block));
-        if self.format.bits == Bits::Eight {
-            call = call.define(PER4, 1);
-        }
+        call = call.define_if(PER4, self.format.bits == Bits::Eight);
         let args = QuantizeArgs {
             x,
             y,
@@ -160,11 +158,7 @@ pub(super) const DEFAULT_VECTOR: [u32; 2] = [64, 8];
 
 /// Selects the dot products of the device.
 fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) -> Call<A> {
-    let call = if device.hoists_loads {
-        call.define("IN_TURN", 1)
-    } else {
-        call
-    };
+    let call = call.define_if("IN_TURN", device.hoists_loads);
     dots::select(device, kernel, call)
 }
 

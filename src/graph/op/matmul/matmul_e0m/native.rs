@@ -63,12 +63,8 @@ impl QuantizedMatMul {
             .define(BLOCK, num::signed(block))
             .define(PLANES, planes)
             .may_be_padded();
-        if self.format.bits == Bits::Eight {
-            call = call.define(PER4, 1);
-        }
-        if self.norm.is_some() {
-            call = call.define(NORM, 1);
-        }
+        call = call.define_if(PER4, self.format.bits == Bits::Eight);
+        call = call.define_if(NORM, self.norm.is_some());
         let args = QuantizeArgs {
             x,
             gain,
