@@ -22,30 +22,29 @@
 //!   [`Launch::params`].
 #![warn(missing_docs)]
 
-#[allow(missing_docs, reason = "internal")]
+#[expect(missing_docs, reason = "internal")]
 mod caps;
 #[cfg(any(feature = "cpu", feature = "opencl", feature = "wgpu"))]
 mod compiled;
 #[cfg(feature = "cpu")]
-#[allow(missing_docs, reason = "internal")]
+#[expect(missing_docs, reason = "internal")]
 pub mod cpu;
-#[allow(missing_docs, reason = "internal")]
+#[expect(missing_docs, reason = "internal")]
 pub mod device_presets;
 mod error;
 pub mod isa;
-#[allow(missing_docs, reason = "internal")]
+#[expect(missing_docs, reason = "internal")]
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
 mod options;
-#[allow(missing_docs, reason = "internal")]
 mod profile;
 mod shared;
 pub mod special;
 #[cfg(test)]
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 mod suite_tests;
-#[allow(missing_docs, reason = "internal")]
+#[expect(missing_docs, reason = "internal")]
 pub mod tunable;
 pub mod validation;
 #[cfg(feature = "wgpu")]
@@ -177,8 +176,8 @@ pub trait Backend: Send {
     /// names it in errors.
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError>;
 
-    /// A buffer over a range of bytes of the host, for weights; `None` if the device cannot read
-    /// them where they are, as most cannot.
+    /// Wraps a range of host bytes as a weight buffer, without a copy; `None` if the device cannot
+    /// read host memory.
     fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
         let _most_cannot = (source, range);
         None
@@ -287,7 +286,7 @@ backends! {
     /// WGSL (WebGPU) through wgpu.
     Wgpu = "wgpu" "Vulkan, Metal or Direct3D 12 through wgpu";
     /// Kernels of this library on the processor.
-    Cpu = "cpu" "native kernels on the CPU, which need no driver";
+    Cpu = "cpu" "Native kernels on the CPU, which need no driver";
 }
 
 impl BackendKind {

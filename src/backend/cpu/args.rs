@@ -63,14 +63,14 @@ impl Memory {
     /// # Safety
     /// No one writes them during `'a`.
     pub unsafe fn slice<'a, T: Pod>(self) -> &'a [T] {
-        // SAFETY: by the contract of `new`; views are aligned to 64 bytes.
+        // SAFETY: views are aligned to 64 bytes.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.elements::<T>()) }
     }
 
     /// Elements `range`; panics if they are out of bounds.
     /// # Safety
     /// No one else reads or writes them during `'a`.
-    #[allow(clippy::mut_from_ref, reason = "a piece owns its part")]
+    #[expect(clippy::mut_from_ref, reason = "a piece owns its part")]
     pub unsafe fn slice_mut<'a, T: Pod>(self, range: Range<usize>) -> &'a mut [T] {
         let at = self.checked::<T>(range.clone());
         // SAFETY: inside the memory, and owned by the caller.
@@ -262,10 +262,10 @@ impl Scratch {
 }
 
 /// The arguments of a native kernel.
-pub(crate) type BoundArgs<K> = <<K as Kernel>::Signature as Signature>::On<Bound>;
+pub(crate) type BoundArgs<K> = <<K as NativeKernel>::Signature as Signature>::On<Bound>;
 
 /// A kernel for one spec: element types, defines and instruction set are resolved.
-pub trait Kernel: Sized + Send + Sync + 'static {
+pub trait NativeKernel: Sized + Send + Sync + 'static {
     /// The declared arguments of the descriptor.
     type Signature: Signature<On<Bound>: Sync>;
     /// Names of the operands that may hold halves (f16). All others hold 32-bit words.
@@ -312,9 +312,9 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     );
 }
 
-/// What [`Kernel::run`] gets. A kernel whose pieces are compiled for each instruction set
+/// What [`NativeKernel::run`] gets. A kernel whose pieces are compiled for each instruction set
 /// implements `simd::Job` or `bytes::ScaledJob` for it.
-pub(crate) struct Piece<'a, K: Kernel> {
+pub(crate) struct Piece<'a, K: NativeKernel> {
     pub kernel: &'a K,
     pub args: &'a BoundArgs<K>,
     pub store: &'a Store<'a>,
@@ -323,7 +323,7 @@ pub(crate) struct Piece<'a, K: Kernel> {
     pub scratch: &'a mut Scratch,
 }
 
-impl<'a, K: Kernel> Piece<'a, K> {
+impl<'a, K: NativeKernel> Piece<'a, K> {
     pub fn new(
         kernel: &'a K,
         args: &'a BoundArgs<K>,

@@ -25,7 +25,7 @@ pub const MOST_BYTES: usize = 64;
 
 /// Vectors of an instruction set. All functions are safe to call only inside a [`Job`] that
 /// [`run`] has started.
-#[allow(clippy::missing_safety_doc, reason = "the trait states it")]
+#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Bytes: Copy + Send + Sync + 'static {
     /// Words in a vector.
     const LANES: usize;
@@ -109,7 +109,6 @@ pub trait Job {
 /// # Safety
 /// The processor supports `isa`, and what the job requires holds.
 pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
-    // SAFETY: by the contract.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -143,11 +142,9 @@ pub unsafe fn run_scaled<J: ScaledJob>(isa: Isa, is_fixed: bool, job: J) {
         type Out = ();
         #[inline(always)]
         unsafe fn run<S: Bytes>(self) {
-            // SAFETY: by the contract.
             unsafe { self.0.run::<S, A>() }
         }
     }
-    // SAFETY: by the contract.
     unsafe {
         if is_fixed {
             run(isa, By::<Fixed, J>(job, PhantomData));
@@ -163,7 +160,6 @@ pub unsafe fn run_scaled<J: ScaledJob>(isa: Isa, is_fixed: bool, job: J) {
 #[inline(always)]
 pub unsafe fn prepare<S: Bytes>(from: *const u32, to: *mut u32, count: usize) {
     for i in 0..count {
-        // SAFETY: by the contract.
         unsafe { put::<S>(from.add(i).read_unaligned(), to.add(i * S::STEP)) }
     }
 }
@@ -173,7 +169,6 @@ pub unsafe fn prepare<S: Bytes>(from: *const u32, to: *mut u32, count: usize) {
 /// As for [`prepare`].
 #[inline(always)]
 pub unsafe fn prepare_four<S: Bytes>(from: *const u32, to: *mut u32) {
-    // SAFETY: by the contract.
     unsafe {
         let v = from.cast::<u128>().read_unaligned();
         to.cast::<u128>()
@@ -187,7 +182,6 @@ pub unsafe fn prepare_four<S: Bytes>(from: *const u32, to: *mut u32) {
 #[inline(always)]
 pub unsafe fn fill<S: Bytes>(word: u32, to: *mut u32, count: usize) {
     for i in 0..count {
-        // SAFETY: by the contract.
         unsafe { put::<S>(word, to.add(i * S::STEP)) }
     }
 }
@@ -200,7 +194,6 @@ unsafe fn put<S: Bytes>(word: u32, to: *mut u32) {
         let [low, high] = [word >> shift, word >> (shift + 16)].map(|v| v as u8 as i8 as i16 as u16);
         u32::from(low) | u32::from(high) << 16
     };
-    // SAFETY: by the contract of the caller.
     unsafe {
         if S::STEP == 2 {
             to.write(wide(0));
@@ -237,7 +230,6 @@ impl Limits {
     /// As for [`Bytes`].
     #[inline(always)]
     pub unsafe fn vectors<S: Bytes>(self) -> [S::I; 3] {
-        // SAFETY: by the contract.
         unsafe {
             [
                 S::splat((self.zero & 0xFFFF).wrapping_mul(0x0001_0001)),
@@ -248,7 +240,7 @@ impl Limits {
     }
 
     /// The 8-bit result of a rounded sum.
-    #[allow(
+    #[expect(
         clippy::cast_possible_truncation,
         reason = "the bounds are those of the type or narrower"
     )]
@@ -290,12 +282,10 @@ impl Arithmetic for Float {
     type Factors<S: Bytes> = S::F;
     #[inline(always)]
     unsafe fn load<S: Bytes>(first: *const u32, _: *const u32) -> S::F {
-        // SAFETY: by the contract.
         unsafe { S::load_floats(first.cast()) }
     }
     #[inline(always)]
     unsafe fn apply<S: Bytes>(sum: S::I, factor: S::F) -> S::I {
-        // SAFETY: by the contract.
         unsafe { S::scaled(sum, factor) }
     }
 }
@@ -306,17 +296,14 @@ impl Arithmetic for Fixed {
     type Factors<S: Bytes> = [S::I; 3];
     #[inline(always)]
     unsafe fn load<S: Bytes>(first: *const u32, second: *const u32) -> [S::I; 3] {
-        // SAFETY: by the contract.
         unsafe { fixed::<S>(S::load(first.cast()), S::load(second.cast())) }
     }
     #[inline(always)]
     unsafe fn apply<S: Bytes>(sum: S::I, [mantissa, _, right]: [S::I; 3]) -> S::I {
-        // SAFETY: by the contract.
         unsafe { S::divided(S::doubling_high(sum, mantissa), right) }
     }
     #[inline(always)]
     unsafe fn raised<S: Bytes>(sum: S::I, [_, left, _]: [S::I; 3]) -> S::I {
-        // SAFETY: by the contract.
         unsafe { S::shifted(sum, left) }
     }
 }
@@ -331,7 +318,6 @@ pub fn any_left(shifts: &[u32]) -> bool {
 /// As for [`Bytes`].
 #[inline(always)]
 pub unsafe fn fixed<S: Bytes>(mantissa: S::I, shift: S::I) -> [S::I; 3] {
-    // SAFETY: by the contract.
     unsafe {
         let zero = S::splat(0);
         [mantissa, S::max(shift, zero), S::max(S::sub(zero, shift), zero)]
@@ -341,7 +327,7 @@ pub unsafe fn fixed<S: Bytes>(mantissa: S::I, shift: S::I) -> [S::I; 3] {
 /// A sum times a float, rounded to nearest, ties to even; saturates. Products from 2^22 on are
 /// truncated.
 #[inline(always)]
-#[allow(
+#[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     reason = "rounded to nearest and saturated"
@@ -361,7 +347,7 @@ pub fn scaled(sum: i32, factor: f32) -> i32 {
 
 /// A sum times `mantissa * 2^(shift - 31)`, rounded twice as gemmlowp does.
 #[inline(always)]
-#[allow(
+#[expect(
     clippy::cast_possible_truncation,
     reason = "the high half of a product, and a clamped one"
 )]

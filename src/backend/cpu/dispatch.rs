@@ -1,6 +1,6 @@
 //! Kernels with their epilogues, compiled for a spec.
 
-use super::args::{BoundArgs, Finish, Kernel as Native, Memory, Scratch, Store};
+use super::args::{BoundArgs, Finish, Memory, NativeKernel, Scratch, Store};
 use super::epilogue::{self, Apply};
 use super::isa::Isa;
 use super::pool::{Panicked, Pool};
@@ -39,7 +39,7 @@ pub enum Fault {
     Panicked(Panicked),
 }
 
-/// A [`Native`] kernel with its epilogue.
+/// A [`NativeKernel`] kernel with its epilogue.
 struct Resolved<K> {
     kernel: K,
     epilogue: Option<Epilogue>,
@@ -54,7 +54,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl<K: Native> Compiled for Resolved<K> {
+impl<K: NativeKernel> Compiled for Resolved<K> {
     unsafe fn run(
         &self,
         pool: &Pool,
@@ -87,7 +87,7 @@ impl<K: Native> Compiled for Resolved<K> {
     }
 }
 
-impl<K: Native> Resolved<K> {
+impl<K: NativeKernel> Resolved<K> {
     /// The arguments of a dispatch, and its epilogue with its own; `None` if some are missing.
     fn bind<'a>(
         &'a self,
@@ -121,7 +121,7 @@ pub struct Entry {
 
 impl Entry {
     /// The native kernel `K` of a descriptor.
-    pub const fn new<K: Native>(kernel: &'static TypedKernel<K::Signature>) -> Self {
+    pub const fn new<K: NativeKernel>(kernel: &'static TypedKernel<K::Signature>) -> Self {
         Self {
             kernel: &kernel.kernel,
             halves: K::HALVES,
@@ -149,7 +149,7 @@ pub struct Table {
     pub runs: fn(&Kernel) -> bool,
 }
 
-fn compile_as<K: Native>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
+fn compile_as<K: NativeKernel>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
     let result = spec.kernel.args.iter().position(|a| a.role.writes())?;
     Some(Box::new(Resolved {
         kernel: K::new(spec, isa)?,

@@ -148,7 +148,6 @@ impl Finish for Apply<'_> {
                 second,
                 dtype,
             };
-            // SAFETY: by the contract.
             return unsafe { wide::run(self, first, computed, out, count) };
         }
         let steps = self.program.steps().len().max(1);
@@ -170,8 +169,7 @@ impl Finish for Apply<'_> {
                 registers: &mut memory,
                 out: out.wrapping_add(at),
             };
-            // SAFETY: the backend was opened for an instruction set that the processor has; the
-            // rest by the contract.
+            // SAFETY: the backend was opened for an instruction set that the processor has.
             unsafe { simd::run(self.isa, chunk) };
         }
     }
@@ -303,7 +301,6 @@ impl Chunk<'_> {
 ///
 /// No one writes the operand at the same time.
 unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
-    // SAFETY: by the contract.
     let x: &[i32] = unsafe { memory.slice() };
     let count = out.len();
     let mut done = 0;
@@ -378,7 +375,6 @@ fn copy(x: &[i32], first: usize, out: &mut [i32]) {
 /// There are `n` initialized words.
 #[inline(always)]
 unsafe fn floats<'a>(x: *const u32, n: usize) -> &'a [f32] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(x.cast(), n) }
 }
 
@@ -387,7 +383,6 @@ unsafe fn floats<'a>(x: *const u32, n: usize) -> &'a [f32] {
 /// As for [`floats`].
 #[inline(always)]
 unsafe fn ints<'a>(x: *const u32, n: usize) -> &'a [i32] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(x.cast(), n) }
 }
 
@@ -396,7 +391,6 @@ unsafe fn ints<'a>(x: *const u32, n: usize) -> &'a [i32] {
 /// There are `n` words, which no one else uses. They are written before they are read.
 #[inline(always)]
 unsafe fn floats_mut<'a>(x: *mut u32, n: usize) -> &'a mut [f32] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts_mut(x.cast(), n) }
 }
 
@@ -405,7 +399,6 @@ unsafe fn floats_mut<'a>(x: *mut u32, n: usize) -> &'a mut [f32] {
 /// As for [`floats_mut`].
 #[inline(always)]
 unsafe fn ints_mut<'a>(x: *mut u32, n: usize) -> &'a mut [i32] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts_mut(x.cast(), n) }
 }
 
@@ -440,7 +433,6 @@ macro_rules! functions {
         impl Map<$n> for $name {
             #[inline(always)]
             unsafe fn of<$S: Simd>([$($v),*]: [$S::F; $n]) -> $S::F {
-                // SAFETY: by the contract.
                 unsafe { $body }
             }
         }
@@ -474,7 +466,7 @@ functions! {
 unsafe fn vectors<S: Simd, F: Map<N>, const N: usize>(x: [*const u32; N], y: *mut u32, n: usize) {
     let whole = n / S::LANES * S::LANES;
     let y = y.cast::<f32>();
-    // SAFETY: by the contract; the remainder goes through a buffer of at least a vector.
+    // SAFETY: the remainder goes through a buffer of at least a vector.
     unsafe {
         let mut v = [S::splat(0.0); N];
         for i in (0..whole).step_by(S::LANES) {
@@ -500,7 +492,6 @@ unsafe fn vectors<S: Simd, F: Map<N>, const N: usize>(x: [*const u32; N], y: *mu
 /// As for [`vectors`].
 #[inline(always)]
 unsafe fn unary<S: Simd>(f: Unary, x: *const u32, y: *mut u32, n: usize) {
-    // SAFETY: by the contract.
     unsafe {
         match f {
             Unary::Exp => vectors::<S, Exp, 1>([x], y, n),
@@ -546,7 +537,6 @@ fn to_ints(x: &[f32], y: &mut [i32]) {
 /// As for [`vectors`].
 #[inline(always)]
 unsafe fn binary<S: Simd>(f: Binary, x: [*const u32; 2], y: *mut u32, n: usize) {
-    // SAFETY: by the contract.
     unsafe {
         match f {
             Binary::Add => return vectors::<S, Add, 2>(x, y, n),
@@ -556,10 +546,8 @@ unsafe fn binary<S: Simd>(f: Binary, x: [*const u32; 2], y: *mut u32, n: usize) 
             _ => {}
         }
     }
-    // SAFETY: by the contract.
     let [a, b] = unsafe { x.map(|x| floats(x, n)) };
     if f.is_comparison() {
-        // SAFETY: by the contract.
         let y = unsafe { ints_mut(y, n) };
         return match f {
             Binary::Less => both(a, b, y, |a, b| i32::from(a < b)),
@@ -569,7 +557,6 @@ unsafe fn binary<S: Simd>(f: Binary, x: [*const u32; 2], y: *mut u32, n: usize) 
             _ => both(a, b, y, |a, b| i32::from(a == b)),
         };
     }
-    // SAFETY: by the contract.
     let y = unsafe { floats_mut(y, n) };
     match f {
         Binary::Min => both(a, b, y, |a, b| Binary::Min.floats(a, b)),

@@ -5,11 +5,15 @@
 //! functions of a recording one after another. Each function divides its dispatch into pieces for
 //! the threads of a [`pool`]. Activations are `f32`. Nodes without a kernel run in the interpreter,
 //! between two recordings.
-#![allow(
+#![expect(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
     reason = "kernels convert between element types; sizes are those of memory"
+)]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "most blocks need what the function's `# Safety` states; others have a comment"
 )]
 
 pub mod args;
@@ -212,7 +216,7 @@ impl Cpu {
         if !isa.is_supported() {
             let all = Isa::supported().map(Isa::name);
             let why = format!(
-                "{isa}: this processor does not support it; it supports {}",
+                "this processor does not support {isa}; it supports {}",
                 all.collect::<Vec<_>>().join(", ")
             );
             return Err(BackendError::NotOffered {
@@ -223,8 +227,9 @@ impl Cpu {
         let cores = crate::parallel::cores();
         let threads = options.threads.unwrap_or(cores);
         if threads == 0 || threads > cores {
-            let why =
-                format!("{threads}: expected 1 to {cores}, the number of cores that this process may use");
+            let why = format!(
+                "{threads} is out of range; expected 1 to {cores}, the cores that this process may use"
+            );
             return Err(BackendError::NotOffered {
                 field: "threads",
                 why,
@@ -294,7 +299,11 @@ impl Cpu {
                 let memory = |(i, writes): (&Option<usize>, bool)| {
                     let view = i.and_then(|i| args.get(i));
                     let find = if writes { Self::writable } else { Self::memory };
-                    view.map(|v| find(self, *v)).transpose()
+                    let aligned = |v: &View| match v.offset.is_multiple_of(ALIGN as u64) {
+                        true => find(self, *v),
+                        false => Err(internal("view", format!("{v:?} is not aligned to {ALIGN} bytes"))),
+                    };
+                    view.map(aligned).transpose()
                 };
                 Action::Dispatch {
                     kernel: Arc::clone(&kernel.compiled),
@@ -308,6 +317,9 @@ impl Cpu {
                     params: params.start as usize..params.end as usize,
                     id: *id,
                 }
+            }
+            Command::Copy { src, dst } if src.len != dst.len => {
+                return Err(internal("copy", format!("{src:?} and {dst:?} differ in length")));
             }
             Command::Copy { src, dst } => Action::Copy {
                 src: self.memory(*src)?,
@@ -353,12 +365,12 @@ impl Cpu {
                 let done = unsafe { kernel.run(&self.pool, grid, &words, operands) };
                 done.map_err(|e| fault(e.to_string()))
             }
-            // SAFETY: no kernel runs; the executor has checked that the ranges are disjoint.
-            Action::Copy { src, dst } => unsafe {
-                dst.slice_mut::<u8>(0..dst.elements::<u8>())
-                    .copy_from_slice(src.slice());
+            Action::Copy { src, dst } => {
+                let bytes = src.elements::<u8>();
+                // SAFETY: no kernel runs, and both have this length.
+                unsafe { std::ptr::copy(src.as_ptr::<u8>(), dst.as_ptr(), bytes) };
                 Ok(())
-            },
+            }
             // SAFETY: no kernel runs.
             Action::Fill { dst, byte } => unsafe {
                 dst.slice_mut::<u8>(0..dst.elements::<u8>()).fill(*byte);

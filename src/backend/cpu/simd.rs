@@ -11,7 +11,7 @@ use half::f16;
 
 /// Vectors of an instruction set. All functions are safe to call only inside a [`Job`] that
 /// [`run`] has started.
-#[allow(clippy::missing_safety_doc, reason = "the trait states it")]
+#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Simd: Copy + Send + Sync + 'static {
     /// Floats in a vector.
     const LANES: usize;
@@ -70,7 +70,6 @@ pub trait Job {
 /// # Safety
 /// The processor supports `isa`, and what the job requires holds.
 pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
-    // SAFETY: by the contract.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -89,7 +88,7 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn clamp<S: Simd>(x: S::F, [low, high]: [f32; 2]) -> S::F {
-    // SAFETY: by the contract. The second operand of a minimum or maximum stays if it is NaN.
+    // The second operand of a minimum or maximum stays if it is NaN.
     unsafe { S::min(S::splat(high), S::max(S::splat(low), x)) }
 }
 
@@ -99,7 +98,6 @@ pub unsafe fn clamp<S: Simd>(x: S::F, [low, high]: [f32; 2]) -> S::F {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: by the contract.
     unsafe {
         let x_in = x;
         // The second operand of a minimum or maximum stays if it is NaN.
@@ -118,7 +116,6 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn exp_all<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: by the contract.
     unsafe {
         // `x` is the second operand, so that NaN is kept.
         let x = S::max(S::splat(-104.0), S::min(S::splat(89.0), x));
@@ -137,7 +134,6 @@ pub unsafe fn exp_all<S: Simd>(x: S::F) -> S::F {
 /// As for [`Simd`].
 #[inline(always)]
 unsafe fn exp_rest<S: Simd>(x: S::F, n: S::F) -> S::F {
-    // SAFETY: by the contract.
     unsafe {
         let r = S::fma(n, S::splat(-0.693_359_4), x);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
@@ -156,7 +152,6 @@ unsafe fn exp_rest<S: Simd>(x: S::F, n: S::F) -> S::F {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: by the contract.
     unsafe {
         let (one, z) = (S::splat(1.0), S::mul(x, x));
         let mut p = S::splat(-5.704_988_7e-3);
@@ -178,7 +173,6 @@ pub unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
 /// As for [`Simd`].
 #[inline(always)]
 pub unsafe fn erf<S: Simd>(x: S::F) -> S::F {
-    // SAFETY: by the contract.
     unsafe {
         let (one, zero) = (S::splat(1.0), S::splat(0.0));
         let t = S::min(S::splat(10.0), S::abs(x));
@@ -214,7 +208,7 @@ const MOST_LANES: usize = 16;
 #[inline(always)]
 pub unsafe fn load_part<S: Simd>(at: *const f32, n: usize, fill: f32) -> S::F {
     let mut lanes = [fill; MOST_LANES];
-    // SAFETY: by the contract; no set has more lanes than the array.
+    // SAFETY: no set has more lanes than the array.
     unsafe {
         std::ptr::copy_nonoverlapping(at, lanes.as_mut_ptr(), n);
         S::load(lanes.as_ptr())
@@ -227,7 +221,7 @@ pub unsafe fn load_part<S: Simd>(at: *const f32, n: usize, fill: f32) -> S::F {
 #[inline(always)]
 pub unsafe fn store_part<S: Simd>(at: *mut f32, n: usize, v: S::F) {
     let mut lanes = [0.0; MOST_LANES];
-    // SAFETY: by the contract; no set has more lanes than the array.
+    // SAFETY: no set has more lanes than the array.
     unsafe {
         S::store(lanes.as_mut_ptr(), v);
         std::ptr::copy_nonoverlapping(lanes.as_ptr(), at, n);
@@ -264,22 +258,18 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self::F {
-        // SAFETY: by the contract.
         unsafe { at.cast::<Self::F>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(at: *mut f32, v: Self::F) {
-        // SAFETY: by the contract.
         unsafe { at.cast::<Self::F>().write_unaligned(v) }
     }
     #[inline(always)]
     unsafe fn load_f16(at: *const f16) -> Self::F {
-        // SAFETY: by the contract.
         widen(unsafe { at.cast::<[f16; 4]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store_f16(at: *mut f16, v: Self::F) {
-        // SAFETY: by the contract.
         unsafe { at.cast::<[f16; 4]>().write_unaligned(narrow(v)) }
     }
     #[inline(always)]
@@ -349,7 +339,6 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn store_fours(at: *mut f32, v: Self::F) {
-        // SAFETY: by the contract.
         unsafe { at.cast::<[f32; 4]>().write_unaligned(v) }
     }
 }
@@ -361,7 +350,7 @@ macro_rules! intrinsics {
         $(#[inline(always)]
         #[allow(unused_unsafe, reason = "some functions only pass a value on")]
         unsafe fn $name($($arg: $ty),*) -> $out {
-            // SAFETY: the processor has the instructions, by the contract of the trait.
+            // SAFETY: the processor has the instructions.
             unsafe { $body }
         })*
     };
@@ -384,13 +373,11 @@ pub mod x86 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn avx2<J: Job>(job: J) -> J::Out {
-        // SAFETY: by the contract of `run`.
         unsafe { job.run::<Avx2>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn avx512<J: Job>(job: J) -> J::Out {
-        // SAFETY: by the contract of `run`.
         unsafe { job.run::<Avx512>() }
     }
 

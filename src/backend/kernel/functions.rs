@@ -62,7 +62,7 @@ unary! {
 
 /// A function of two arguments of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are the ONNX operators")]
+#[expect(missing_docs, reason = "the names are the ONNX operators")]
 pub enum Binary {
     Add,
     Sub,

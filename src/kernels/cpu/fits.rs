@@ -1,6 +1,6 @@
 //! Operands of exact sizes fit, and those that are one element smaller do not.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::kernels::cpu::blank;
@@ -16,7 +16,12 @@ type Given = (DType, usize);
 
 /// Checks kernel `K` with parameters `words` and operands of exact sizes. Operands of size 0 are
 /// omitted. Those in `checked` must not be smaller.
-fn check<K: Kernel>(defines: &[(&'static str, i64)], words: &[usize], operands: &[Given], checked: &[&str]) {
+fn check<K: NativeKernel>(
+    defines: &[(&'static str, i64)],
+    words: &[usize],
+    operands: &[Given],
+    checked: &[&str],
+) {
     let spec = KernelSpec {
         defines: defines.iter().copied().collect(),
         operands: operands.iter().map(|(t, n)| (*n > 0).then_some(*t)).collect(),
@@ -278,7 +283,7 @@ fn smaller_operands_of_tables_and_conversions_of_bytes_do_not_fit() {
 fn windows_whose_places_have_no_numbers_do_not_fit() {
     use crate::kernels::conv::cpu::Conv;
     use crate::kernels::conv::cpu_depthwise::ConvDepthwise;
-    fn fits<K: Kernel>(dilation: i64, words: &[u32]) -> bool {
+    fn fits<K: NativeKernel>(dilation: i64, words: &[u32]) -> bool {
         let names = [("KH", 1), ("SH", 1), ("DH", 1), ("KW", 2), ("SW", 1), ("TILE", 1)];
         let spec = KernelSpec {
             defines: names.into_iter().chain([("DW", dilation)]).collect(),

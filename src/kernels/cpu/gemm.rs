@@ -61,7 +61,6 @@ impl Left for Rows {
     }
     #[inline(always)]
     unsafe fn at(self, row: usize, k: usize) -> *const f32 {
-        // SAFETY: by the contract.
         unsafe { self.at.add(row * self.stride + k) }
     }
 }
@@ -84,7 +83,6 @@ impl Left for Tiles {
     }
     #[inline(always)]
     unsafe fn at(self, row: usize, k: usize) -> *const f32 {
-        // SAFETY: by the contract.
         unsafe { self.at.add((row / TILE * self.depth + k) * TILE + row % TILE) }
     }
 }
@@ -100,7 +98,6 @@ pub trait Element: Copy {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(at: *const Self) -> S::F {
-        // SAFETY: by the contract.
         unsafe { S::load(at) }
     }
 }
@@ -108,7 +105,6 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(at: *const Self) -> S::F {
-        // SAFETY: by the contract.
         unsafe { S::load_f16(at) }
     }
 }
@@ -145,7 +141,7 @@ impl<E: Element> Right for Packed<E> {
     type E = E;
     #[inline(always)]
     unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, _: usize) -> Panels<E> {
-        // SAFETY: inside the operand, by the contract.
+        // SAFETY: inside the operand.
         let at = unsafe { self.at.add(k.start * PANEL) };
         Panels {
             at,
@@ -233,7 +229,6 @@ impl<L: Left, E: Element> SumTile<L, E> {
     /// As for [`Simd`]; the tile is inside the operands and inside the sums.
     #[inline(always)]
     unsafe fn add<S: Simd, const R: usize, const V: usize>(&self) {
-        // SAFETY: by the contract.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
             let mut groups = [self.left.at(self.row, self.k.start); R];
@@ -291,7 +286,6 @@ impl<L: Left, E: Element> SumTile<L, E> {
         macro_rules! by_rows {
             ($vectors:literal: $($rows:literal)*) => {
                 match rows {
-                    // SAFETY: by the contract.
                     $($rows => unsafe { self.add::<S, $rows, $vectors>() },)*
                     _ => {}
                 }
@@ -354,7 +348,6 @@ impl<L: Left> Product<'_, L> {
         let mut k = 0;
         while k < self.k {
             let terms = k..(k + self.step.max(1)).min(self.k);
-            // SAFETY: by the contract.
             let right = unsafe { right.panels::<S>(terms.clone(), panels) };
             let mut panel = 0;
             while panel < panels {
@@ -370,7 +363,6 @@ impl<L: Left> Product<'_, L> {
                 };
                 // SAFETY: inside the operand.
                 let at_panel = unsafe { right.at.add(panel * right.panel) };
-                // SAFETY: by the contract.
                 unsafe {
                     let right = Panels {
                         at: at_panel,
@@ -446,7 +438,6 @@ impl<L: Left> Product<'_, L> {
             } else {
                 self.rows * tile / tiles
             };
-            // SAFETY: by the contract.
             unsafe {
                 let at = at.add(row * stride);
                 let (left, k, bias) = (self.left, k.clone(), self.bias);

@@ -1,6 +1,6 @@
 //! Runs kernels in tests.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::tensor::DType;
@@ -46,7 +46,7 @@ pub fn memory<T>(data: &mut [T]) -> Memory {
 }
 
 /// Runs a kernel on one thread, in the pieces for `threads` threads, last piece first.
-pub fn run<K: Kernel>(
+pub fn run<K: NativeKernel>(
     spec: &KernelSpec,
     isa: Isa,
     words: &[u32],

@@ -64,7 +64,7 @@ impl Tiles {
         if self.rows == 0 {
             return;
         }
-        // SAFETY: by the contract; a vector of 16 words spans the columns of a panel.
+        // SAFETY: a vector of 16 words spans the columns of a panel.
         unsafe {
             match (S::LANES, panels) {
                 (16, 4) => by_height::<S, A, 4>(self),
@@ -112,9 +112,7 @@ unsafe fn by_height<S: Bytes, A: Arithmetic, const N: usize>(tiles: Tiles) {
     macro_rules! call {
         ($($m:literal)*) => {
             match height(tiles.rows, most::<S, N>()) {
-                // SAFETY: by the contract.
                 $($m if $m <= most::<S, N>() => unsafe { S::call(Height::<A, $m, N>(tiles, PhantomData)) },)*
-                // SAFETY: by the contract.
                 _ => unsafe { S::call(Height::<A, 1, N>(tiles, PhantomData)) },
             }
         };
@@ -146,7 +144,6 @@ impl<A: Arithmetic, const M: usize, const N: usize> Job for Height<A, M, N> {
 /// As for [`Tiles::run`]; there are `M` rows from `row` on.
 #[inline(always)]
 unsafe fn tile<S: Bytes, A: Arithmetic, const M: usize, const N: usize>(tiles: &Tiles, row: usize) {
-    // SAFETY: by the contract.
     unsafe {
         let mut start = [S::splat(0); N];
         for (j, v) in start.iter_mut().enumerate() {
@@ -200,7 +197,6 @@ unsafe fn finish<S: Bytes, A: Arithmetic, const M: usize, const N: usize>(
         is_left,
         ..
     } = tiles.scales;
-    // SAFETY: by the contract.
     unsafe {
         let limits = tiles.limits.vectors::<S>();
         let mut factors = [A::load::<S>(first, second); N];
@@ -258,7 +254,6 @@ unsafe fn four<S: Bytes, const M: usize, const N: usize>(
     for (i, v) in four.iter_mut().enumerate() {
         *v = scaled[(m + i / N).min(M - 1)][i % N];
     }
-    // SAFETY: by the contract.
     unsafe { S::in_order(S::narrow(four, limits)) }
 }
 
@@ -274,7 +269,6 @@ unsafe fn store_part<S: Bytes, const M: usize, const N: usize>(
 ) {
     let (rows, of_row) = (4 / N, N * S::LANES / PANEL);
     for i in 0..M.div_ceil(rows) {
-        // SAFETY: by the contract.
         unsafe {
             let bytes = four::<S, M, N>(scaled, i * rows, limits);
             let mut part = [0u8; MOST_BYTES];

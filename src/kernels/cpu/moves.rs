@@ -82,7 +82,6 @@ pub(crate) use by_word;
 /// # Safety
 /// As for [`Memory::slice`].
 pub(crate) unsafe fn first_word(x: Memory, halves: bool) -> Option<u32> {
-    // SAFETY: by the contract.
     unsafe {
         if halves {
             x.slice::<f16>().first().map(|v| v.word())
@@ -230,7 +229,7 @@ impl<const N: usize> Cursor<N> {
 pub(crate) mod check {
     //! Runs kernels on all instruction sets and compares results.
 
-    use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
+    use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store};
     use crate::backend::cpu::isa::Isa;
     use crate::backend::kernel::{Arguments, KernelSpec, Signature};
     use crate::tensor::DType;
@@ -315,7 +314,7 @@ pub(crate) mod check {
     /// Runs kernel `K` in several cuts, with and without an epilogue of the first result. Compares
     /// the operands from `first_result` on with `want`. Before the run, they hold what `operands`
     /// says.
-    pub fn expect<K: Kernel>(
+    pub fn expect<K: NativeKernel>(
         defines: &[(&'static str, i64)],
         params: &[u32],
         operands: &[Given],

@@ -1,7 +1,7 @@
 //! Runs kernels in tests: every instruction set, several numbers of pieces, with and without an
 //! epilogue.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use crate::tensor::DType;
@@ -39,7 +39,7 @@ pub struct Case<K> {
     pub kernel: PhantomData<K>,
 }
 
-impl<K: Kernel> Case<K> {
+impl<K: NativeKernel> Case<K> {
     fn results(&self, isa: Isa, count: usize, threads: usize, epilogue: bool) -> Vec<f32> {
         let mut operands = self.operands.clone();
         let y = memory(&vec![f32::NAN; count]);

@@ -19,7 +19,6 @@ pub struct NeonDot;
 #[inline(always)]
 pub unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut out = sum;
-    // SAFETY: by the contract.
     unsafe {
         asm!(
             ".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
@@ -112,12 +111,10 @@ macro_rules! neon {
             }
             #[inline(always)]
             unsafe fn store_block(at: *mut u8, v: int8x16_t, _: usize) {
-                // SAFETY: by the contract.
                 unsafe { Self::store_bytes(at, v) }
             }
             #[inline(never)]
             unsafe fn call<J: Job>(job: J) -> J::Out {
-                // SAFETY: by the contract.
                 unsafe { job.run::<Self>() }
             }
         }

@@ -13,7 +13,6 @@ fn signed(word: i32) -> [i8; 4] {
     word.to_le_bytes().map(u8::cast_signed)
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "by the contract of the trait")]
 impl Bytes for Portable {
     const LANES: usize = 4;
     const ROWS: usize = 2;

@@ -17,21 +17,18 @@ pub struct Avx2;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn vnni512<J: Job>(job: J) -> J::Out {
-    // SAFETY: by the contract of `Bytes`.
     unsafe { job.run::<Vnni512>() }
 }
 
 #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn vnni256<J: Job>(job: J) -> J::Out {
-    // SAFETY: by the contract of `Bytes`.
     unsafe { job.run::<Vnni256>() }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn avx2<J: Job>(job: J) -> J::Out {
-    // SAFETY: by the contract of `Bytes`.
     unsafe { job.run::<Avx2>() }
 }
 
@@ -132,7 +129,6 @@ impl Bytes for Vnni512 {
     }
     #[inline(always)]
     unsafe fn call<J: Job>(job: J) -> J::Out {
-        // SAFETY: by the contract.
         unsafe { vnni512(job) }
     }
 }
@@ -237,7 +233,6 @@ impl Bytes for Vnni256 {
     }
     #[inline(always)]
     unsafe fn call<J: Job>(job: J) -> J::Out {
-        // SAFETY: by the contract.
         unsafe { vnni256(job) }
     }
 }
@@ -245,7 +240,6 @@ impl Bytes for Vnni256 {
 /// The even and the odd bytes of words as 16-bit integers.
 #[inline(always)]
 unsafe fn halves(words: __m256i) -> [__m256i; 2] {
-    // SAFETY: by the contract of `Bytes`.
     unsafe {
         [
             _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(words)),
@@ -276,7 +270,6 @@ impl Bytes for Avx2 {
     }
     #[inline(always)]
     unsafe fn call<J: Job>(job: J) -> J::Out {
-        // SAFETY: by the contract.
         unsafe { avx2(job) }
     }
 }

@@ -69,7 +69,6 @@ pub(super) unsafe fn run(
             let n = CHUNK.min(count - at);
             registers.clear();
             for step in apply.program.steps() {
-                // SAFETY: by the contract.
                 let value = unsafe { compute(apply, *step, registers, [first, at, n], computed) };
                 registers.push(value);
             }
@@ -88,7 +87,7 @@ pub(super) unsafe fn run(
 ///
 /// The caller owns these elements.
 unsafe fn store(value: &Register, dtype: DType, out: *mut u32, at: usize, n: usize) {
-    // SAFETY: by the contract; results are aligned to their size.
+    // SAFETY: results are aligned to their size.
     unsafe {
         match value {
             Float(v) => out.cast::<f32>().add(at).copy_from_nonoverlapping(v.as_ptr(), n),
@@ -132,7 +131,6 @@ unsafe fn argument(
             else {
                 return Int([0; CHUNK]);
             };
-            // SAFETY: by the contract.
             unsafe {
                 match dtype {
                     Some(DType::I64) => Int(fetch(memory, layout, first + at, n, |v: i64| v)),
@@ -155,7 +153,6 @@ unsafe fn fetch<T: bytemuck::Pod, V: Copy + Default>(
     n: usize,
     of: impl Fn(T) -> V,
 ) -> [V; CHUNK] {
-    // SAFETY: by the contract.
     let x: &[T] = unsafe { memory.slice() };
     filled(each_element(layout, first, n).map(|at| x.get(at).map_or_else(V::default, |v| of(*v))))
 }
@@ -185,7 +182,6 @@ unsafe fn compute(
     let (ints, floats) = (|r| at(r).ints(), |r| at(r).floats());
     let unsigned = |r| ints(r).map(i64::cast_unsigned);
     match step {
-        // SAFETY: by the contract.
         Step::Argument(i) => unsafe { argument(apply, i, place, computed) },
         Step::Float(bits) => Float([f32::from_bits(bits); CHUNK]),
         Step::Int(v) => Int([v; CHUNK]),

@@ -13,7 +13,7 @@ mod soften;
 mod tests;
 mod tiles;
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
@@ -182,7 +182,6 @@ impl Attention {
     /// # Safety
     /// No one writes the table of live values.
     unsafe fn live(&self, args: &Args, room: usize) -> usize {
-        // SAFETY: by the contract.
         let live = unsafe { live_value(args.live, args.live_keys) };
         match self.ring {
             Some(_) => live,
@@ -193,7 +192,7 @@ impl Attention {
 
     /// The dispatch; `None` if it has no results.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn problem(&self, args: &Args) -> Option<Problem> {
         let ([k, v], room) = self.states(args);
         // SAFETY: the table is read only.
@@ -224,9 +223,9 @@ impl Attention {
 
     /// The tiles of a dispatch in pages, and its pages.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn tables(args: &Args) -> Option<(&[RowTile], &[i32])> {
-        // SAFETY: by the contract; the tables are read only.
+        // SAFETY: the tables are read only.
         let (tiles, pages) = unsafe { (args.tiles?.slice::<i32>(), args.pages?.slice::<i32>()) };
         let (tiles, _) = tiles.as_chunks();
         Some((tiles.get(..args.pieces.min(tiles.len()))?, pages))
@@ -294,7 +293,6 @@ impl Attention {
     /// Runs a unit of a tile. Results do not depend on other tiles, nor on the number of rows if
     /// they have at least [`FEW`] vectors.
     unsafe fn tile(&self, p: &Problem, store: &Store<'_>, i: usize, cuts: [usize; 2], scratch: &mut Scratch) {
-        // SAFETY: by the contract.
         unsafe {
             if p.rows * p.group < FEW {
                 self.line(p, store, i, cuts, BLOCK, scratch);
@@ -357,12 +355,12 @@ impl Attention {
             splits,
             scratch,
         };
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, job) }
     }
 }
 
-impl Kernel for Attention {
+impl NativeKernel for Attention {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["k", "v"];
 
@@ -460,11 +458,9 @@ impl Kernel for Attention {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: by the contract.
         let Some(p) = (unsafe { self.problem(args) }) else {
             return;
         };
-        // SAFETY: by the contract.
         if let Some((tiles, pages)) = unsafe { Self::tables(args) } {
             let mut before = 0;
             for tile in tiles {
@@ -480,7 +476,6 @@ impl Kernel for Attention {
                 };
                 let cuts = self.tile_cuts(args, tile, pieces == 1);
                 for i in (skipped..units).step_by(pieces) {
-                    // SAFETY: by the contract.
                     unsafe { self.tile(&p, store, i, cuts, scratch) };
                 }
             }
@@ -489,7 +484,6 @@ impl Kernel for Attention {
         if p.rows * p.group <= FEW {
             let cuts = Self::cuts(args, self.reach(p.live), pieces / p.batch);
             for i in part(p.batch * cuts[0] * cuts[1], 1, piece, pieces) {
-                // SAFETY: by the contract.
                 unsafe { self.line(&p, store, i, cuts, 16, scratch) };
             }
             return;
@@ -508,7 +502,7 @@ impl Kernel for Attention {
                 rows: rows.len(),
                 ..p.unit(i % units)
             };
-            // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+            // SAFETY: the processor supports `isa`; the operands fit.
             unsafe {
                 simd::run(
                     self.isa,

@@ -1,6 +1,6 @@
 //! Appends elements to a state of f32 or f16.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part, pieces_of};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store, dtype, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -31,12 +31,11 @@ pub(crate) fn has_halves(dtype: Option<DType>) -> Option<bool> {
 /// # Safety
 /// No one writes the table at the same time.
 pub(crate) unsafe fn live_value(live: Memory, at: usize) -> usize {
-    // SAFETY: by the contract.
     let values = unsafe { live.slice::<i32>() };
     values.get(at).and_then(|v| usize::try_from(*v).ok()).unwrap_or(0)
 }
 
-impl Kernel for KvAppend {
+impl NativeKernel for KvAppend {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["state"];
 
@@ -118,7 +117,6 @@ impl Kernel for KvAppend {
 /// `places` has that many elements, and no one writes them at the same time.
 #[inline(always)]
 pub(crate) unsafe fn place(places: Memory, row: usize) -> Option<usize> {
-    // SAFETY: by the contract.
     let place = unsafe { *places.as_ptr::<i32>().add(row) };
     usize::try_from(place).ok()
 }
@@ -136,7 +134,6 @@ impl Job for Copy {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: by the contract.
         unsafe { store_row::<S>(self.from, self.state, self.range, self.halves) }
     }
 }
@@ -151,7 +148,7 @@ pub(crate) unsafe fn store_row<S: Simd>(from: *const f32, state: Memory, range: 
     if range.end > state.floats(halves) {
         return;
     }
-    // SAFETY: inside the memory; the rest by the contract.
+    // SAFETY: inside the memory.
     unsafe {
         if !halves {
             std::ptr::copy_nonoverlapping(from, state.as_ptr::<f32>().add(range.start), n);

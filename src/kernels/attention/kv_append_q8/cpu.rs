@@ -1,7 +1,7 @@
 //! Appends rows of heads to an 8-bit state. A row is stored as words of four signed bytes, followed
 //! by its scale: the largest magnitude / 127.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -24,7 +24,7 @@ impl KvAppendQ8 {
     }
 }
 
-impl Kernel for KvAppendQ8 {
+impl NativeKernel for KvAppendQ8 {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -56,7 +56,7 @@ impl Kernel for KvAppendQ8 {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`, and `x` has these rows, by the contract.
+        // SAFETY: the processor supports `isa`, and `x` has these rows.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -104,7 +104,6 @@ impl Job for Piece<'_, KvAppendQ8> {
 /// Quantizes a row of `dim` elements, a multiple of 4.
 #[inline(always)]
 unsafe fn encode<S: Simd>(x: *const f32, dim: usize, to: *mut u32) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let whole = dim / S::LANES * S::LANES;
         let mut most = S::splat(0.0);

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, pieces_of, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -44,7 +44,7 @@ impl Rotary {
     }
 }
 
-impl Kernel for Rotary {
+impl NativeKernel for Rotary {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -70,7 +70,7 @@ impl Kernel for Rotary {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -121,7 +121,6 @@ pub(crate) unsafe fn turn<S: Simd>(
     y: *mut f32,
 ) {
     let half = turn.dim / 2;
-    // SAFETY: by the contract.
     unsafe {
         if turn.neighbors {
             for j in 0..half {

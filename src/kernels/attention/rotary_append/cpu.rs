@@ -1,7 +1,7 @@
 //! Applies rotary embedding to queries and new keys, and appends keys and values to their states.
 
 use crate::backend::cpu::args::{
-    Bound, Kernel, Memory, Scratch, Store, dtype, part, pieces_of, product, reach,
+    Bound, Memory, NativeKernel, Scratch, Store, dtype, part, pieces_of, product, reach,
 };
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
@@ -39,7 +39,7 @@ impl RotaryAppend {
     }
 }
 
-impl Kernel for RotaryAppend {
+impl NativeKernel for RotaryAppend {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["keys", "values"];
 
@@ -96,7 +96,7 @@ impl Kernel for RotaryAppend {
             halves: self.halves,
             scratch,
         };
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, job) }
     }
 }

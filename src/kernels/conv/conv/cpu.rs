@@ -1,7 +1,7 @@
 //! Convolution and transposed convolution, in a plain form. There are faster kernels for
 //! convolution with constant weights.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, dtype, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -47,7 +47,7 @@ pub struct Conv {
     tile: usize,
 }
 
-impl Kernel for Conv {
+impl NativeKernel for Conv {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -102,7 +102,7 @@ impl Kernel for Conv {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -116,7 +116,7 @@ impl Job for Piece<'_, Conv> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: the elements have this type; the rest by the contract.
+        // SAFETY: the elements have this type.
         unsafe {
             match self.kernel.integers {
                 true => self.channels::<i32>(),

@@ -4,7 +4,7 @@
 //! modulo the strides, so that one tap of neighbouring windows is a contiguous vector. Weights are
 //! `Pack::Plain`.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, UNBOUNDED, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, UNBOUNDED, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -21,7 +21,7 @@ pub struct ConvDepthwise {
     window: Window,
 }
 
-impl Kernel for ConvDepthwise {
+impl NativeKernel for ConvDepthwise {
     type Signature = super::DepthwiseArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -50,7 +50,7 @@ impl Kernel for ConvDepthwise {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -123,7 +123,6 @@ impl Job for Piece<'_, ConvDepthwise> {
             let mut first = 0;
             while first < args.out_h {
                 let rows = rows.min(args.out_h - first);
-                // SAFETY: by the contract.
                 unsafe { band.fill::<S>(plane, first) };
                 for r in 0..args.rows {
                     let m = plane % args.channels * args.rows + r;
@@ -198,7 +197,6 @@ impl Band<'_> {
 #[inline(always)]
 unsafe fn pick<S: Simd>(from: *const f32, to: *mut f32, count: usize, stride: usize) {
     let mut i = 0;
-    // SAFETY: by the contract.
     unsafe {
         match stride {
             1 if count >= S::LANES => {
@@ -244,7 +242,6 @@ unsafe fn windows_of<S: Simd, const T: usize>(
 ) {
     let taps = if T > 0 { T } else { offsets.len() };
     let offsets = offsets.as_ptr();
-    // SAFETY: by the contract.
     unsafe {
         let mut known = [S::splat(0.0); T];
         for (tap, w) in known.iter_mut().enumerate() {

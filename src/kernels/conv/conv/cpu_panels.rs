@@ -4,7 +4,7 @@
 //! `depth` runs over input channels and taps. Windows are gathered into panels of 16. Weights are
 //! packed at load as `Pack::Tiles` with tiles of [`TILE`] output channels of a group.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -24,7 +24,7 @@ pub struct ConvPanels {
     window: Window,
 }
 
-impl Kernel for ConvPanels {
+impl NativeKernel for ConvPanels {
     type Signature = super::PanelArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -61,7 +61,7 @@ impl Kernel for ConvPanels {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -147,11 +147,9 @@ impl Job for Piece<'_, ConvPanels> {
             };
             panel += count;
             if is_column {
-                // SAFETY: by the contract.
                 unsafe { gather.column::<S>(&product, &mut sums[..rows.len()]) };
                 continue;
             }
-            // SAFETY: by the contract.
             unsafe { product.columns::<S, _>(column, end - column, &mut gather, sums) };
         }
     }
@@ -179,7 +177,7 @@ impl Right for Gather<'_> {
         let channels = k.start / taps..k.end / taps;
         let a = self.args;
         let is_plain = (self.window).is_plain([a.in_h, a.in_w], [a.out_h, a.out_w], [a.pad_h, a.pad_w]);
-        // SAFETY: the space has these panels; the rest by the contract.
+        // SAFETY: the space has these panels.
         unsafe {
             if is_plain {
                 self.copy::<S>(channels, panels, size);
@@ -292,7 +290,7 @@ impl Gather<'_> {
     }
 
     /// Gathers 16 windows from number `first` on.
-    #[allow(
+    #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
         reason = "places in planes fit 32 bits"
@@ -363,7 +361,7 @@ impl Gather<'_> {
     }
 
     /// The tap at distances `dy` and `dx` from the first tap.
-    #[allow(
+    #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
         reason = "places in planes fit 32 bits"

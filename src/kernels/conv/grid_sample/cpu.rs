@@ -1,6 +1,6 @@
 //! Samples of images at given positions.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Sink, pieces};
@@ -20,7 +20,7 @@ const MOST: usize = 16;
 /// A neighbour outside of the input, which counts as 0.
 const OUTSIDE: usize = usize::MAX;
 
-impl Kernel for GridSample {
+impl NativeKernel for GridSample {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {

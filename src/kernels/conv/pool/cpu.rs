@@ -2,7 +2,7 @@
 //!
 //! Rows of a window are reduced first, then columns.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -31,7 +31,7 @@ pub struct Pool {
     x: DType,
 }
 
-impl Kernel for Pool {
+impl NativeKernel for Pool {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -73,7 +73,7 @@ impl Kernel for Pool {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -98,7 +98,6 @@ fn taps(args: &Args, window: Window, row: usize) -> impl ExactSizeIterator<Item 
 /// It is inside x.
 #[inline(always)]
 unsafe fn row_of<'a, T>(args: &Args, row: usize) -> &'a [T] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(args.x.as_ptr::<T>().add(row * args.in_w), args.in_w) }
 }
 
@@ -129,7 +128,7 @@ impl Job for Piece<'_, Pool> {
         let room = self.scratch.floats(args.in_w + 2 * args.out_w);
         let (counts, space) = room.split_at_mut(args.out_w);
         let sum = |a: f32, b: f32| a + b;
-        // SAFETY: elements have these types; the rest by the contract.
+        // SAFETY: elements have these types.
         unsafe {
             match pool.kind {
                 Kind::Max if pool.x == DType::I32 => {
@@ -172,7 +171,7 @@ impl Pool {
     /// an element to those of the column above it, and what adds a column. `finish` gets the index
     /// of a row, how many rows of x are in its windows, and the results.
     /// # Safety
-    /// As for [`Kernel::run`]; elements have type `T`.
+    /// As for [`NativeKernel::run`]; elements have type `T`.
     #[inline(always)]
     unsafe fn reduce<T: Pod>(
         &self,

@@ -1,6 +1,6 @@
 //! Interpolation along one or two axes: `y[o, i, m, j, t]` from `x[o, in_h, m, in_w, t]`.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -33,7 +33,7 @@ pub struct Resize {
     words: bool,
 }
 
-impl Kernel for Resize {
+impl NativeKernel for Resize {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -78,7 +78,7 @@ impl Kernel for Resize {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }

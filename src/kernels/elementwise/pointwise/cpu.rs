@@ -1,6 +1,6 @@
 //! Elementwise functions: an epilogue without a kernel.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 
@@ -11,7 +11,7 @@ const PIECE: usize = 16 << 10;
 
 pub struct Pointwise;
 
-impl Kernel for Pointwise {
+impl NativeKernel for Pointwise {
     type Signature = super::Args;
     const LONGS: &'static [&'static str] = &["y"];
 

@@ -4,7 +4,7 @@
 //! Blocks of the right operand are packed into panels in scratch; with few rows, they are read in
 //! place.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, part, product, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -37,7 +37,7 @@ impl MatMul {
     }
 }
 
-impl Kernel for MatMul {
+impl NativeKernel for MatMul {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["b"];
 
@@ -86,7 +86,7 @@ impl Kernel for MatMul {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -120,7 +120,7 @@ impl Job for Piece<'_, MatMul> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: b has this type; the rest by the contract.
+        // SAFETY: b has this type.
         unsafe {
             match self.kernel.b {
                 DType::F16 => self.blocks::<S, f16>(),
@@ -183,7 +183,6 @@ impl Piece<'_, MatMul> {
                     y,
                 };
                 let block = Block { args, trans_b, b };
-                // SAFETY: by the contract.
                 unsafe { block.columns::<S>(&product, columns.clone(), sums, space) };
             }
         }
@@ -211,7 +210,6 @@ impl<E: Item> Block<'_, E> {
         if few && self.trans_b {
             for column in columns.clone().step_by(COLUMNS) {
                 let own = column..(column + COLUMNS).min(columns.end);
-                // SAFETY: by the contract.
                 unsafe { self.dots::<S>(product, own, sums) };
             }
             return;
@@ -219,7 +217,7 @@ impl<E: Item> Block<'_, E> {
         let mut column = columns.start;
         while column < columns.end {
             let mut count = COLUMNS.min(columns.end - column);
-            // SAFETY: the columns are inside b; the rest by the contract.
+            // SAFETY: the columns are inside b.
             unsafe {
                 if few && !self.trans_b && count >= PANEL {
                     count -= count % PANEL;
@@ -294,7 +292,7 @@ impl<E: Element> Right for InPlace<E> {
     type E = E;
     #[inline(always)]
     unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, _: usize) -> Panels<E> {
-        // SAFETY: inside the operand, by the contract.
+        // SAFETY: inside the operand.
         let at = unsafe { self.at.add(k.start * self.row) };
         Panels {
             at,
@@ -367,7 +365,7 @@ impl<E: Item> Pack<'_, E> {
         const SIDE: usize = 8;
         let stride = self.block.args.b_stride;
         let last = self.count.saturating_sub(1);
-        // SAFETY: inside b, by the contract; for columns beyond, the last one is read.
+        // SAFETY: inside b; for columns beyond, the last one is read.
         unsafe {
             for half in (0..PANEL).step_by(SIDE) {
                 let mut at = [self.block.b; SIDE];

@@ -2,7 +2,7 @@
 //!
 //! `w` is packed when the model is loaded, as `Pack::Columns` with panels of 16 columns.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -27,7 +27,7 @@ pub struct MatMulPanels {
     weights: DType,
 }
 
-impl Kernel for MatMulPanels {
+impl NativeKernel for MatMulPanels {
     type Signature = super::PanelArgs;
     const HALVES: &'static [&'static str] = &["w"];
 
@@ -66,7 +66,7 @@ impl Kernel for MatMulPanels {
             pieces,
             scratch,
         };
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe {
             match self.weights {
                 DType::F16 if args.m > gemm::TILE => {
@@ -179,7 +179,7 @@ impl<W: Weights> Job for Blocks<'_, W> {
             let mut column = columns.start;
             while column < columns.end {
                 let count = most.min(columns.end - column);
-                // SAFETY: a panel of w; the rest by the contract.
+                // SAFETY: a panel of w.
                 unsafe {
                     let mut right = W::right(w.as_ptr::<W::E>().add(column * k), k, space);
                     product.columns::<S, _>(column, count, &mut right, sums);

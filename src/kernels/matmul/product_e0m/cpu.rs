@@ -21,7 +21,7 @@ pub(crate) mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
@@ -57,7 +57,7 @@ impl ProductE0m {
     }
 }
 
-impl Kernel for ProductE0m {
+impl NativeKernel for ProductE0m {
     type Signature = super::ProductArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -246,7 +246,6 @@ impl Work<'_> {
             let tiles = first..(first + rows).min(tiles.end);
             for block in panels.clone().step_by(at_once) {
                 let block = block..(block + at_once).min(panels.end);
-                // SAFETY: by the contract.
                 unsafe { self.block(store, block, tiles.clone(), one, &mut space) };
             }
         }
@@ -328,7 +327,6 @@ impl Work<'_> {
                 width,
             };
             let rows = tile * height..((tile + 1) * height).min(m);
-            // SAFETY: by the contract.
             unsafe { self.places().store(store, results, rows, columns) };
         }
     }

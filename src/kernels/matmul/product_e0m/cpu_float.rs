@@ -2,7 +2,7 @@
 
 mod tile;
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -59,7 +59,7 @@ impl ProductE0mFloat {
     }
 }
 
-impl Kernel for ProductE0mFloat {
+impl NativeKernel for ProductE0mFloat {
     type Signature = super::FloatArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -219,7 +219,6 @@ impl Work<'_> {
                     width: at_once * PANEL,
                 };
                 let rows = tile * rows..((tile + 1) * rows).min(m);
-                // SAFETY: by the contract.
                 unsafe { self.places().store(store, results, rows, columns) };
             }
         }

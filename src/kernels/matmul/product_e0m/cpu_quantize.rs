@@ -1,6 +1,6 @@
 //! Quantizes rows of activations for `product_e0m`, to 8 or 16 bits with a scale per block.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -19,7 +19,7 @@ pub struct Quantize {
     norm: bool,
 }
 
-impl Kernel for Quantize {
+impl NativeKernel for Quantize {
     type Signature = super::QuantizeArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -123,14 +123,12 @@ impl Work<'_> {
             let x = &self.x[row * self.k..][..self.k];
             if self.kernel.norm {
                 let mut normalized = std::mem::take(&mut self.row);
-                // SAFETY: by the contract.
                 unsafe {
                     normalize::<S>(x, self.gain, self.epsilon, normalized);
                     self.quantize::<S>(local, normalized);
                 }
                 std::mem::swap(&mut self.row, &mut normalized);
             } else {
-                // SAFETY: by the contract.
                 unsafe { self.quantize::<S>(local, x) };
             }
         }
@@ -162,7 +160,7 @@ impl Work<'_> {
             } else {
                 std::slice::from_ref(&tail)
             };
-            // SAFETY: by the contract; places are inside a step.
+            // SAFETY: places are inside a step.
             unsafe {
                 let (scale, inverse) = scale::<S>(whole, tail, top);
                 let mut sum = S::zero();
@@ -183,7 +181,6 @@ impl Work<'_> {
 #[inline(always)]
 unsafe fn put<S: Integers>(x: &[f32; STEP], inverse: f32, step: &mut [u32], places: &Places) -> S::Q {
     let y = step.as_mut_ptr();
-    // SAFETY: by the contract.
     unsafe {
         let q = S::integers(x.as_ptr(), inverse);
         let set = |i: usize, words: [u32; 2]| {
@@ -237,7 +234,6 @@ impl Places {
 /// is NaN if a value is not finite. Both are 0 if the inverse would not be finite.
 #[inline(always)]
 unsafe fn scale<S: Integers>(whole: &[[f32; STEP]], tail: &[[f32; STEP]], top: f32) -> (f32, f32) {
-    // SAFETY: by the contract.
     let most = unsafe {
         let mut most = S::zero();
         for part in [whole, tail] {
@@ -295,7 +291,6 @@ impl Integers for simd::Portable {
     }
     #[inline(always)]
     unsafe fn magnitudes(at: *const f32) -> Self::Q {
-        // SAFETY: by the contract.
         let x = unsafe { at.cast::<[i32; 8]>().read_unaligned() };
         x.map(|v| v & i32::MAX)
     }
@@ -309,7 +304,6 @@ impl Integers for simd::Portable {
     }
     #[inline(always)]
     unsafe fn integers(at: *const f32, scale: f32) -> Self::Q {
-        // SAFETY: by the contract.
         let x = unsafe { at.cast::<[f32; 8]>().read_unaligned() };
         x.map(|v| (v * scale).round_ties_even() as i32)
     }
@@ -350,11 +344,9 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) unsafe fn run(work: Work<'_>) {
-        // SAFETY: by the contract.
         unsafe { work.run::<Avx2>() }
     }
 
-    #[allow(clippy::undocumented_unsafe_blocks, reason = "by the contract of the trait")]
     impl Integers for Avx2 {
         type Q = __m256i;
 
@@ -431,7 +423,6 @@ mod arm {
     use crate::backend::cpu::simd::arm::Neon;
     use std::arch::aarch64::*;
 
-    #[allow(clippy::undocumented_unsafe_blocks, reason = "by the contract of the trait")]
     impl Integers for Neon {
         type Q = [int32x4_t; 2];
 

@@ -1,6 +1,6 @@
 //! Checks that indices are inside their axes.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 
@@ -9,7 +9,7 @@ type Args = super::Args<Bound>;
 /// `fault[0] = code` if an index is outside the axis of its column.
 pub struct CheckIndices;
 
-impl Kernel for CheckIndices {
+impl NativeKernel for CheckIndices {
     type Signature = super::Args;
 
     fn new(_: &KernelSpec, _: Isa) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! Concatenation of the rows of two operands.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, RUN, Sink, Word, pieces};
@@ -53,7 +53,7 @@ fn join<A: Word, B: Word>(a: &[A], b: &[B], args: &Args, first: usize, y: &mut [
 }
 
 /// # Safety
-/// As for [`Kernel::run`].
+/// As for [`NativeKernel::run`].
 unsafe fn fill<A: Word, B: Word>(
     args: &Args,
     sink: Sink<'_, '_>,
@@ -74,7 +74,7 @@ unsafe fn fill<A: Word, B: Word>(
     }
 }
 
-impl Kernel for Concat {
+impl NativeKernel for Concat {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["a", "b"];
 
@@ -95,7 +95,6 @@ impl Kernel for Concat {
         }
         let sink = Sink { store };
         let range = part(args.count, 16, piece, pieces);
-        // SAFETY: by the contract.
         unsafe {
             match self.halves {
                 [false, false] => fill::<u32, u32>(args, sink, range, scratch),

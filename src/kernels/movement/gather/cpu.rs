@@ -1,6 +1,6 @@
 //! Rows of a table of 32-bit elements.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 
@@ -12,7 +12,7 @@ const BLOCK: usize = 1024;
 /// The kernel `gather`.
 pub struct Gather;
 
-impl Kernel for Gather {
+impl NativeKernel for Gather {
     type Signature = super::Args;
 
     fn new(_: &KernelSpec, _: Isa) -> Option<Self> {
@@ -103,7 +103,6 @@ impl Run<'_, '_> {
     unsafe fn push(&mut self, first: usize, count: usize, from: Option<&[f32]>) {
         for i in 0..count {
             if self.first + self.len != first + i || self.len == self.values.len() {
-                // SAFETY: by the contract.
                 unsafe { self.flush() };
                 self.first = first + i;
             }
@@ -116,7 +115,6 @@ impl Run<'_, '_> {
     /// The caller owns the results.
     unsafe fn flush(&mut self) {
         if self.len > 0 {
-            // SAFETY: by the contract.
             unsafe { self.store.put(self.first, &self.values[..self.len], None) };
         }
         self.len = 0;

@@ -1,6 +1,6 @@
 //! Columns of an E0M matrix as rows: the rows of a quantized embedding.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::gather::cpu::place;
@@ -31,7 +31,7 @@ fn planes(bits: usize) -> &'static [(usize, usize)] {
     }
 }
 
-impl Kernel for GatherE0m {
+impl NativeKernel for GatherE0m {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
@@ -77,7 +77,7 @@ impl GatherE0m {
     /// Decodes a column of the matrix; writes zeros if there is none.
     ///
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn row(&self, args: &Args, column: Option<usize>, y: &mut [f32]) {
         let panel = args.panel.max(1);
         // SAFETY: nobody writes operands that are only read.

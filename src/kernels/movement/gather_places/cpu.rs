@@ -1,7 +1,7 @@
 //! Elements at the places that an index tensor addresses. [`GatherPlaces`] reads them, [`Scatter`]
 //! writes them.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, Word, pieces};
@@ -109,7 +109,7 @@ pub struct GatherPlaces {
 
 impl GatherPlaces {
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn go<T: Word>(
         &self,
         args: &Args,
@@ -135,7 +135,7 @@ impl GatherPlaces {
     }
 }
 
-impl Kernel for GatherPlaces {
+impl NativeKernel for GatherPlaces {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["x"];
 
@@ -153,7 +153,6 @@ impl Kernel for GatherPlaces {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let range = part(args.count, 16, piece, pieces);
-        // SAFETY: by the contract.
         unsafe {
             if self.halves {
                 self.go::<half::f16>(args, store, range, scratch);
@@ -170,7 +169,7 @@ pub struct Scatter {
     form: Addressing,
 }
 
-impl Kernel for Scatter {
+impl NativeKernel for Scatter {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {

@@ -1,7 +1,7 @@
 //! Padding, or cropping where a pad is negative.
 
 use super::Mode;
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, Word, first_word, pieces};
@@ -97,7 +97,7 @@ impl<T: Word> Padding<'_, T> {
 
 impl Pad {
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn go<T: Word>(
         &self,
         args: &Args,
@@ -133,7 +133,7 @@ impl Pad {
     }
 }
 
-impl Kernel for Pad {
+impl NativeKernel for Pad {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["x", "value"];
 
@@ -153,7 +153,6 @@ impl Kernel for Pad {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let cut = [piece, pieces];
-        // SAFETY: by the contract.
         unsafe {
             if self.halves {
                 self.go::<half::f16>(args, store, cut, scratch);

@@ -1,6 +1,6 @@
 //! Ranges of integers.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, RUN, Sink, pieces};
@@ -12,7 +12,7 @@ pub struct Range {
     elem: Elem,
 }
 
-impl Kernel for Range {
+impl NativeKernel for Range {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {

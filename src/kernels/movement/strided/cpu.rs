@@ -1,6 +1,6 @@
 //! Copies by strides: transposes, slices, broadcasts.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Cursor, Elem, RUN, Sink, Word, by_word, merged, pieces};
@@ -92,7 +92,7 @@ fn copy_row<T: Word>(x: &[T], at: isize, step: isize, to: &mut [u32]) {
 
 /// Copies elements `range` of the results, row by row.
 /// # Safety
-/// As for [`Kernel::run`].
+/// As for [`NativeKernel::run`].
 unsafe fn by_rows<T: Word>(
     args: &Args,
     (axes, start): (&Axes, isize),
@@ -141,7 +141,6 @@ trait Transposer<T: Word> {
 /// As for [`Transposer`].
 #[inline(always)]
 unsafe fn by_elements<T: Word>(x: *const T, xs: isize, y: *mut u32, ys: usize, rows: usize, cols: usize) {
-    // SAFETY: by the contract.
     unsafe {
         match cols {
             2 => by_short_rows::<T, 2>(x, xs, y, ys, rows),
@@ -169,7 +168,6 @@ unsafe fn by_short_rows<T: Word, const N: usize>(
     rows: usize,
 ) {
     for j in 0..rows {
-        // SAFETY: by the contract.
         unsafe {
             let v: [u32; N] = std::array::from_fn(|i| (*x.offset(i.cast_signed() * xs).add(j)).word());
             y.add(j * ys).cast::<[u32; N]>().write(v);
@@ -184,7 +182,6 @@ impl<T: Word> Transposer<T> for Plain {
     unsafe fn transpose(x: *const T, xs: isize, y: *mut u32, ys: usize, rows: usize, cols: usize) {
         const SIDE: usize = 4;
         let (whole_rows, whole_cols) = (rows / SIDE * SIDE, cols / SIDE * SIDE);
-        // SAFETY: by the contract.
         unsafe {
             for j in (0..whole_rows).step_by(SIDE) {
                 for i in (0..whole_cols).step_by(SIDE) {
@@ -224,7 +221,6 @@ mod x86 {
     /// As for [`Transposer`], for a block of 8 x 8; the processor has AVX.
     #[inline(always)]
     unsafe fn eight(x: *const f32, xs: isize, y: *mut f32, ys: usize) {
-        // SAFETY: by the contract.
         unsafe {
             // One register holds half of row i and half of row i + 4.
             let pair = |i: isize, j: usize| {
@@ -248,7 +244,6 @@ mod x86 {
         #[inline(always)]
         unsafe fn transpose(x: *const u32, xs: isize, y: *mut u32, ys: usize, rows: usize, cols: usize) {
             let (whole_rows, whole_cols) = (rows / 8 * 8, cols / 8 * 8);
-            // SAFETY: by the contract.
             unsafe {
                 for i in (0..whole_cols).step_by(8) {
                     for j in (0..whole_rows).step_by(8) {
@@ -299,7 +294,6 @@ impl<T: Word> Matrix<T> {
         for i in (0..cols).step_by(wide) {
             for j in (0..rows).step_by(high) {
                 let (rows, cols) = (high.min(rows - j), wide.min(cols - i));
-                // SAFETY: by the contract.
                 unsafe {
                     let (x, y) = (self.x.offset(i.cast_signed() * xs).add(j), self.y.add(j * ys + i));
                     if rows == TILE && cols == TILE {
@@ -323,14 +317,13 @@ impl<T: Word> Matrix<T> {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn transpose_avx2(m: Matrix<u32>) {
-    // SAFETY: by the contract.
     unsafe { m.transpose::<x86::Avx2>() }
 }
 
 /// # Safety
 /// As for [`Transposer`]; the processor supports `isa`.
 unsafe fn transpose<T: Word>(isa: Isa, m: Matrix<T>) {
-    // SAFETY: by the contract; the cast keeps the type.
+    // SAFETY: the cast keeps the type.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if std::any::TypeId::of::<T>() == std::any::TypeId::of::<u32>()
@@ -351,7 +344,7 @@ fn blocks(axes: &Axes, across: usize) -> usize {
 
 /// Transposes the blocks `range`.
 /// # Safety
-/// As for [`Kernel::run`].
+/// As for [`NativeKernel::run`].
 unsafe fn by_blocks<T: Word>(
     (args, isa, sink): (&Args, Isa, Sink<'_, '_>),
     (axes, start, across): (&Axes, isize, usize),
@@ -428,7 +421,7 @@ unsafe fn by_blocks<T: Word>(
     }
 }
 
-impl Kernel for Strided {
+impl NativeKernel for Strided {
     type Signature = super::Args;
     const HALVES: &'static [&'static str] = &["x"];
 
@@ -471,7 +464,6 @@ impl Kernel for Strided {
             Some(across) => {
                 let range = part(blocks(&axes, across), 1, piece, pieces);
                 let given = (args, self.isa, sink);
-                // SAFETY: by the contract.
                 unsafe {
                     by_word!(
                         self.halves,
@@ -481,7 +473,6 @@ impl Kernel for Strided {
             }
             None => {
                 let range = part(args.count, TILE, piece, pieces);
-                // SAFETY: by the contract.
                 unsafe { by_word!(self.halves, by_rows(args, (&axes, start), sink, range, scratch)) }
             }
         }

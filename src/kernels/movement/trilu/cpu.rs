@@ -1,6 +1,6 @@
 //! Upper and lower triangles of matrices.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, RUN, Sink, pieces};
@@ -15,7 +15,7 @@ pub struct Trilu {
     words: usize,
 }
 
-impl Kernel for Trilu {
+impl NativeKernel for Trilu {
     type Signature = super::Args;
     const LONGS: &'static [&'static str] = &["x", "y"];
 
@@ -93,7 +93,7 @@ impl Kernel for Trilu {
 #[cfg(test)]
 mod tests {
     use super::Trilu;
-    use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store};
+    use crate::backend::cpu::args::{Memory, NativeKernel, Scratch, Store};
     use crate::backend::cpu::isa::Isa;
     use crate::backend::kernel::Arguments;
     use crate::backend::kernel::KernelSpec;

@@ -1,7 +1,7 @@
 //! Local response normalization: `x / (bias + factor * sum(x^2))^beta`. The sum is over the channel
 //! of `x`, the `before` channels before it and the `after` channels after it.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, dtype, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, dtype, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -14,7 +14,7 @@ pub struct Lrn {
     isa: Isa,
 }
 
-impl Kernel for Lrn {
+impl NativeKernel for Lrn {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -38,7 +38,7 @@ impl Kernel for Lrn {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -92,7 +92,6 @@ impl Job for Piece<'_, Lrn> {
 /// They are inside x.
 #[inline(always)]
 unsafe fn row(args: &Args, plane: usize, start: usize, count: usize) -> &[f32] {
-    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(args.x.as_ptr::<f32>().add(plane * args.plane + start), count) }
 }
 

@@ -1,7 +1,9 @@
 //! Normalization of rows by mean and variance, with scale and bias (`norm`), and its form without
 //! mean and bias (`norm_row`).
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Piece, Scratch, Store, pieces_of, product, reach};
+use crate::backend::cpu::args::{
+    Bound, Memory, NativeKernel, Piece, Scratch, Store, pieces_of, product, reach,
+};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, load_part};
 use crate::backend::kernel::KernelSpec;
@@ -21,7 +23,7 @@ pub struct Norm {
     by_column: bool,
 }
 
-impl Kernel for Norm {
+impl NativeKernel for Norm {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -54,7 +56,7 @@ impl Kernel for Norm {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -135,7 +137,6 @@ impl Job for Piece<'_, Norm> {
 #[inline(always)]
 unsafe fn statistics<S: Simd>(x: *const f32, n: usize, center: bool) -> (f32, f32) {
     let count = n.max(1) as f64;
-    // SAFETY: by the contract of the caller.
     unsafe {
         let mean = if center {
             (sum::<S, false>(x, n, 0.0) / count) as f32
@@ -149,7 +150,6 @@ unsafe fn statistics<S: Simd>(x: *const f32, n: usize, center: bool) -> (f32, f3
 /// The sum of all `x - center`, or of their squares.
 #[inline(always)]
 unsafe fn sum<S: Simd, const SQUARES: bool>(x: *const f32, n: usize, center: f32) -> f64 {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let shift = S::splat(center);
         let mut all = 0.0;
@@ -195,7 +195,6 @@ unsafe fn write<S: Simd>(
     line: &Transform,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         if let Some(y) = store.address(first) {
             return apply::<S>(x, y, n, line, 0);
@@ -212,7 +211,6 @@ unsafe fn write<S: Simd>(
 /// Computes `n` results, of the columns from `column` on. `y` may be `x`.
 #[inline(always)]
 unsafe fn apply<S: Simd>(x: *const f32, y: *mut f32, n: usize, line: &Transform, column: usize) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let (center, factor, term) = (S::splat(line.center), S::splat(line.factor), S::splat(line.term));
         let whole = n / S::LANES * S::LANES;

@@ -1,6 +1,6 @@
 //! Kernels that measure the processor, and random numbers.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -24,7 +24,7 @@ impl WalkArgs {
 /// The kernel `probe_copy`.
 pub struct Copy;
 
-impl Kernel for Copy {
+impl NativeKernel for Copy {
     type Signature = super::WalkArgs;
 
     fn new(_: &KernelSpec, _: Isa) -> Option<Self> {
@@ -49,7 +49,7 @@ impl Kernel for Copy {
 /// The kernel `probe_read`.
 pub struct Read(Isa);
 
-impl Kernel for Read {
+impl NativeKernel for Read {
     type Signature = super::WalkArgs;
 
     fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -96,7 +96,7 @@ fn rows(y: Memory, [x, ..]: [u32; 3]) -> usize {
 /// The kernel `probe_f32`: eight chains of multiply-adds over sixteen elements in each work-group.
 pub struct Floats(Isa);
 
-impl Kernel for Floats {
+impl NativeKernel for Floats {
     type Signature = super::FloatArgs;
 
     fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -146,7 +146,6 @@ impl Job for Chains {
         let passes = 8 * 16 / S::LANES / AT_ONCE;
         let mut total = 0.0;
         for pass in 0..passes {
-            // SAFETY: by the contract of `Job`.
             unsafe {
                 let [m, c] = self.values.map(|v| S::splat(v));
                 let mut sums = [S::splat(self.start + pass as f32); AT_ONCE];
@@ -168,7 +167,7 @@ impl Job for Chains {
 /// over sixteen words, computed as matmuls with quantized weights compute them.
 pub struct Dots(Isa);
 
-impl Kernel for Dots {
+impl NativeKernel for Dots {
     type Signature = super::DotArgs;
 
     fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -294,7 +293,7 @@ fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 / 8_388_608.0 - 1.0
 }
 
-impl Kernel for Random {
+impl NativeKernel for Random {
     type Signature = super::RandomArgs;
     const HALVES: &'static [&'static str] = &["y"];
 

@@ -1,6 +1,6 @@
 //! Quantization of floats to 8 bits by their range.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -23,7 +23,7 @@ impl Job for Bounds<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) -> [f32; 2] {
         let mut chunks = self.0.chunks_exact(2 * S::LANES);
-        // SAFETY: by the contract; chunks have as many elements as are read.
+        // SAFETY: chunks have as many elements as are read.
         let [mut low, mut high] = unsafe {
             let zero = S::splat(0.0);
             let (mut low, mut high) = ([zero; 2], [zero; 2]);
@@ -68,7 +68,7 @@ impl Job for Quantize<'_> {
             let whole = x.len() / S::LANES * S::LANES;
             let mut i = 0;
             while i < whole {
-                // SAFETY: by the contract; `x` and `values` have this vector.
+                // SAFETY: `x` and `values` have this vector.
                 unsafe {
                     let v = S::div(S::load(x.as_ptr().add(i)), S::splat(by));
                     let v = S::add(S::round(v), S::splat(offset));
@@ -87,7 +87,7 @@ impl Job for Quantize<'_> {
     }
 }
 
-impl Kernel for DynamicQuantize {
+impl NativeKernel for DynamicQuantize {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {

@@ -1,7 +1,7 @@
 //! Addition, subtraction and multiplication of bytes whose scales may differ.
 
 use super::Function;
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, product, reach};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Fixed, Job, Limits, MOST_BYTES};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Simd};
@@ -49,7 +49,7 @@ impl Args {
     }
 }
 
-impl Kernel for Int8Binary {
+impl NativeKernel for Int8Binary {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -132,7 +132,6 @@ impl Job for Run<'_> {
         let shifts = [args.a_shift, args.b_shift, args.shift];
         // The multipliers of sums are usually below 1, without left shifts.
         let is_left = shifts.iter().any(|s| *s > 0);
-        // SAFETY: by the contract.
         unsafe {
             match (self.function, is_left) {
                 (Function::Add, false) => self.all::<S, ADD, false>(),
@@ -162,7 +161,6 @@ impl Run<'_> {
     #[inline(always)]
     unsafe fn all<S: Bytes, const FUNCTION: u8, const LEFT: bool>(&self) {
         let (vector, args) = (4 * S::LANES, self.args);
-        // SAFETY: by the contract.
         unsafe {
             let vectors = Vectors::<S> {
                 zeros: [S::splat(args.a_zero), S::splat(args.b_zero)],
@@ -207,7 +205,7 @@ impl simd::Job for Floats<'_> {
             y,
             count,
         } = self.0;
-        // SAFETY: by the contract; nobody else uses the results.
+        // SAFETY: nobody else uses the results.
         let (a, b, y) = unsafe {
             (
                 std::slice::from_raw_parts(a, count),
@@ -243,7 +241,6 @@ unsafe fn block<S: Bytes, const FUNCTION: u8, const LEFT: bool>(
     a: *const i8,
     b: *const i8,
 ) -> S::B {
-    // SAFETY: by the contract.
     unsafe {
         let mut sums = [S::splat(0); 4];
         for (q, sum) in sums.iter_mut().enumerate() {
@@ -272,7 +269,6 @@ unsafe fn block<S: Bytes, const FUNCTION: u8, const LEFT: bool>(
 /// As for [`Bytes`].
 #[inline(always)]
 unsafe fn multiplied<S: Bytes, const LEFT: bool>(x: S::I, factor: [S::I; 3]) -> S::I {
-    // SAFETY: by the contract.
     unsafe {
         let x = if LEFT { Fixed::raised::<S>(x, factor) } else { x };
         Fixed::apply::<S>(x, factor)

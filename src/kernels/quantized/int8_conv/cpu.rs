@@ -4,7 +4,7 @@
 //! Weights are packed at load as `Pack::Words`, in panels of 16 output channels. Each panel ends
 //! with the sum of the weights of each channel.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Piece, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Piece, Scratch, Store, part, product};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -46,7 +46,7 @@ pub(crate) fn holds_images(x: Memory, rows: usize, windows: usize, plane: usize)
     windows > 0 && rows.is_multiple_of(windows) && x.holds::<u32>(product(&[rows / windows, plane]))
 }
 
-impl Kernel for Int8Conv {
+impl NativeKernel for Int8Conv {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -87,7 +87,7 @@ impl Kernel for Int8Conv {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let job = Piece::new(self, args, store, piece, pieces, scratch);
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
@@ -225,7 +225,6 @@ pub(crate) unsafe fn across<S: Bytes, A: Arithmetic>(tiles: Tiles, first: usize,
             columns: [4 * inside(words.start), 4 * inside(words.end)],
             ..tiles
         };
-        // SAFETY: by the contract.
         unsafe { own.run::<S, A>(count) };
         panel += count;
     }
@@ -247,7 +246,6 @@ unsafe fn prepare_scales<S: Bytes, A: Arithmetic>(
     let own = columns.min(channels - first);
     let (start, rest) = lists.split_at_mut(columns);
     let (one, two) = rest.split_at_mut(columns);
-    // SAFETY: by the contract.
     unsafe {
         let bias = args.bias.as_ptr::<i32>().add(first);
         let factors = args.factors.as_ptr::<u32>().add(first);
@@ -304,7 +302,6 @@ impl Gather<'_> {
         let is_plain = (self.window).is_plain([a.in_h, a.in_w], [a.out_h, a.out_w], [a.pad_h, a.pad_w]);
         debug_assert!(count * self.stride <= space.len(), "space for {count} windows");
         let to = space.as_mut_ptr();
-        // SAFETY: by the contract.
         unsafe {
             let x = a.x.as_ptr::<u32>().cast_const().add(word);
             if is_plain {
@@ -346,7 +343,6 @@ impl Gather<'_> {
                     .map(|y| x.wrapping_add((image * args.in_h + y) * args.in_w * args.words));
                 let to = to.wrapping_add(done * self.stride + ky * step);
                 let at = |i: usize| to.wrapping_add((i - own.start) * self.stride);
-                // SAFETY: by the contract.
                 unsafe {
                     let Some(row) = row else {
                         for i in own.clone() {
@@ -388,7 +384,6 @@ impl Gather<'_> {
         let Args { depth, words, .. } = *self.args;
         let columns = self.window.columns;
         let steps = [columns.stride * words, self.stride];
-        // SAFETY: by the contract.
         unsafe {
             let each = run(self.args, self.window).min(taps * depth);
             for tap in 0..(taps * depth).checked_div(each).unwrap_or(0) {
@@ -410,7 +405,6 @@ impl Gather<'_> {
             .max(0)
             .cast_unsigned();
         let (depth, end) = (args.depth, inside.end);
-        // SAFETY: by the contract.
         unsafe {
             bytes::fill::<S>(fill, to, inside.start * depth);
             let middle = to.add(inside.start * depth * S::STEP);
@@ -433,7 +427,6 @@ impl Gather<'_> {
 unsafe fn copy<S: Bytes>(from: *const u32, to: *mut u32, words: usize, [a, b]: [usize; 2], count: usize) {
     macro_rules! by_words {
         ($($words:literal)*) => {
-            // SAFETY: by the contract.
             unsafe {
                 match words {
                     3 if count > 0 && S::STEP == 1 => {

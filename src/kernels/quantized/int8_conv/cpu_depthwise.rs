@@ -9,7 +9,7 @@
 mod strip;
 mod tables;
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, product};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, MOST_BYTES, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -32,7 +32,7 @@ impl Args {
     }
 }
 
-impl Kernel for Int8Depthwise {
+impl NativeKernel for Int8Depthwise {
     type Signature = super::DepthwiseArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -76,7 +76,7 @@ impl Kernel for Int8Depthwise {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let job = Piece::new(self, args, store, piece, pieces, scratch);
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
@@ -174,7 +174,6 @@ impl ScaledJob for Piece<'_, Int8Depthwise> {
         let (band, rest) = room.split_at_mut(band);
         let (tables, repeated) = rest.split_at_mut(tables);
         let mut at = lines.start;
-        // SAFETY: by the contract.
         unsafe {
             let (to, repeated) = (tables.as_mut_ptr(), repeated.as_mut_ptr().cast());
             prepare::<S, A>(args, window, sizes, to, repeated);
@@ -220,7 +219,7 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(&self) {
         let Sizes {
@@ -231,7 +230,6 @@ impl Lines<'_> {
         } = self.sizes;
         let vector = 4 * S::LANES;
         let length = self.args.out_w * channels;
-        // SAFETY: by the contract.
         unsafe {
             if self.sizes.copies {
                 self.copy();
@@ -262,7 +260,7 @@ impl Lines<'_> {
 
     /// Copies the rows of x with their padding.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn copy(&self) {
         let (args, sizes, rows) = (self.args, self.sizes, self.window.rows);
@@ -282,7 +280,7 @@ impl Lines<'_> {
     }
 
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn copy_row(&self, x: *const u8, to: *mut u8) {
         let (args, stride) = (self.args, self.window.columns.stride);
@@ -319,7 +317,7 @@ impl Lines<'_> {
 
     /// Computes the vectors of each row that use weight set `set`, from byte `first` on.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn any<S: Bytes, A: Arithmetic>(&self, first: usize, set: &Set<S, A>) {
         let (vector, rows, sizes) = (4 * S::LANES, self.window.rows, self.sizes);
@@ -348,7 +346,7 @@ impl Lines<'_> {
 
     /// As [`Lines::any`], for windows of three rows with row stride `SH` and up to `K` columns.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn strips<S: Bytes, A: Arithmetic, const SH: usize, const K: usize>(
         &self,
@@ -402,14 +400,12 @@ unsafe fn elements(x: *const u8, to: *mut u8, size: usize, stride: usize, count:
         ($($size:literal)*) => {
             match size {
                 $($size => for i in 0..count {
-                    // SAFETY: by the contract.
                     unsafe {
                         let v = x.add(i * stride * $size).cast::<[u8; $size]>().read();
                         to.add(i * $size).cast::<[u8; $size]>().write(v);
                     }
                 },)*
                 _ => for i in 0..count {
-                    // SAFETY: by the contract.
                     unsafe {
                         to.add(i * size).copy_from_nonoverlapping(x.add(i * stride * size), size);
                     }

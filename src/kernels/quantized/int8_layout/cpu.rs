@@ -1,7 +1,7 @@
 //! Conversions between bytes with the channels last and ordinary 8-bit tensors, which are stored as
 //! 32-bit integers or as bytes.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part, product};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, RUN, Sink, pieces};
@@ -27,7 +27,7 @@ fn inside(rows: usize, inner: usize, [stored, logical]: [usize; 2]) -> [usize; 2
     [product(&[rows, stored]), product(&[outer, inner, logical])]
 }
 
-impl Kernel for Int8Enter {
+impl NativeKernel for Int8Enter {
     type Signature = super::EnterArgs;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
@@ -103,7 +103,7 @@ fn enter(args: &EnterArgs, range: Range<usize>, y: &mut [u32], x: impl Fn(usize)
     }
 }
 
-impl Kernel for Int8Leave {
+impl NativeKernel for Int8Leave {
     type Signature = super::LeaveArgs;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! Batched matmul of two byte activations.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product, reach};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, product, reach};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -17,7 +17,7 @@ pub struct Int8MatMul {
     is_fixed: bool,
 }
 
-impl Kernel for Int8MatMul {
+impl NativeKernel for Int8MatMul {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -50,7 +50,7 @@ impl Kernel for Int8MatMul {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let job = Piece::new(self, args, store, piece, pieces, scratch);
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
@@ -195,7 +195,6 @@ impl Args {
     #[inline(always)]
     unsafe fn ready<S: Bytes>(&self, z: usize, i: usize, starts: &mut [u32], x: &mut [u32]) {
         for (r, start) in starts.iter_mut().enumerate() {
-            // SAFETY: by the contract.
             unsafe {
                 let from = self.a.as_ptr::<u32>().add(z * self.a_step + (i + r) * self.words);
                 let mut sum = 0i32;

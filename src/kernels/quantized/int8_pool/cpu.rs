@@ -1,6 +1,6 @@
 //! Max and average pooling of bytes.
 
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, product};
 use crate::backend::cpu::bytes::{self, Limits};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
@@ -30,7 +30,7 @@ pub struct Int8Pool {
     padded: bool,
 }
 
-impl Kernel for Int8Pool {
+impl NativeKernel for Int8Pool {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -76,7 +76,7 @@ impl Kernel for Int8Pool {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        // SAFETY: the processor supports the instruction set.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }

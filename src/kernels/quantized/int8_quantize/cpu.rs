@@ -1,6 +1,6 @@
 //! Quantization of floats to the integer domain, and dequantization.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::bytes::Limits;
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
@@ -19,7 +19,7 @@ pub struct Int8Quantize(Isa);
 /// Dequantizes bytes `[.., inner, stride]` to floats `[.., channels, inner]`.
 pub struct Int8Dequantize(Isa);
 
-impl Kernel for Int8Quantize {
+impl NativeKernel for Int8Quantize {
     type Signature = super::QuantizeArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -168,7 +168,7 @@ impl Job for ByteRows<'_> {
     }
 }
 
-impl Kernel for Int8Dequantize {
+impl NativeKernel for Int8Dequantize {
     type Signature = super::DequantizeArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {

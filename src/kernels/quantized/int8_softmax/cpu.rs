@@ -1,6 +1,6 @@
 //! Softmax of rows of bytes, with a table of exponentials.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -11,7 +11,7 @@ type Args = super::Args<Bound>;
 /// `table[largest - x]` divided by its sum over the row, with scale 1/256 and zero point -128.
 pub struct Int8Softmax(Isa);
 
-impl Kernel for Int8Softmax {
+impl NativeKernel for Int8Softmax {
     type Signature = super::Args;
 
     fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! Table lookup for functions of one byte.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part};
 use crate::backend::cpu::bytes::{self, Bytes, Job, MOST_BYTES};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
@@ -13,7 +13,7 @@ pub struct Int8Table {
     isa: Isa,
 }
 
-impl Kernel for Int8Table {
+impl NativeKernel for Int8Table {
     type Signature = super::Args;
 
     fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! Matmul of 8-bit integers.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -75,7 +75,6 @@ impl<F: FnMut(usize, &[i32; PANEL])> Job for Tiles<'_, F> {
 /// # Safety
 /// No one writes it.
 unsafe fn zero(list: Option<Memory>, i: usize) -> i32 {
-    // SAFETY: by the contract.
     list.map_or(0, |list| unsafe { list.slice::<i32>()[i] })
 }
 
@@ -180,7 +179,7 @@ fn batch(args: &Args, z: usize) -> (usize, usize) {
 impl MatMulInteger {
     /// Computes units `range` if rows are few. A unit is [`WIDE`] columns of a row.
     /// # Safety
-    /// As for [`Kernel::run`]; `b` is the operand of this type.
+    /// As for [`NativeKernel::run`]; `b` is the operand of this type.
     unsafe fn few<T: Int>(&self, args: &Args, y: Memory, range: std::ops::Range<usize>, b: Memory) {
         let Args { m, n, k, .. } = *args;
         let parts = n.div_ceil(WIDE);
@@ -211,7 +210,7 @@ impl MatMulInteger {
 
     /// Computes units `range` if rows are many. A unit is a panel of columns of [`CHUNK`] rows.
     /// # Safety
-    /// As for [`Kernel::run`]; `b` is the operand of this type.
+    /// As for [`NativeKernel::run`]; `b` is the operand of this type.
     unsafe fn many<T: Int>(
         &self,
         args: &Args,
@@ -287,7 +286,7 @@ impl MatMulInteger {
     }
 
     /// # Safety
-    /// As for [`Kernel::run`]; `b` is the operand of this type.
+    /// As for [`NativeKernel::run`]; `b` is the operand of this type.
     unsafe fn go<T: Int>(
         &self,
         args: &Args,
@@ -295,7 +294,6 @@ impl MatMulInteger {
         range: std::ops::Range<usize>,
         (b, scratch): (Memory, &mut Scratch),
     ) {
-        // SAFETY: by the contract.
         unsafe {
             if args.m < TILE {
                 self.few::<T>(args, y, range, b);
@@ -306,7 +304,7 @@ impl MatMulInteger {
     }
 }
 
-impl Kernel for MatMulInteger {
+impl NativeKernel for MatMulInteger {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -323,7 +321,6 @@ impl Kernel for MatMulInteger {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let range = part(Self::units(args), 1, piece, pieces);
-        // SAFETY: by the contract.
         unsafe {
             match (args.w, args.b) {
                 (Some(w), _) if self.signed => self.go::<i8>(args, store.y, range, (w, scratch)),

@@ -1,6 +1,6 @@
 //! The position of the largest or smallest element along an axis.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -80,7 +80,7 @@ impl<C: Choice> Search<'_, C> {
         let first = *block.first()?;
         let better = |a: f32, b: f32| if is_better::<C, f32>(a, b) { a } else { b };
         let (mut all, mut watch) = (first, 0.0);
-        // SAFETY: by the contract of `Simd`; chunks have as many elements as are read.
+        // SAFETY: chunks have as many elements as are read.
         unsafe {
             let mut best = [S::splat(first); 2];
             let mut sum = [S::splat(0.0); 2];
@@ -119,7 +119,6 @@ impl<C: Choice> Search<'_, C> {
         // The start of the best block, and its best value.
         let mut found: Option<(usize, f32)> = None;
         for (i, block) in line.chunks(BLOCK).enumerate() {
-            // SAFETY: by the contract of `Simd`.
             let Some(best) = (unsafe { Self::best::<S>(block) }) else {
                 return each::<C, f32>(line.iter().copied());
             };
@@ -156,7 +155,7 @@ impl<C: Choice> Search<'_, C> {
             place: [0.0; LINES],
         };
         found.best[..n].copy_from_slice(row(0));
-        // SAFETY: by the contract of `Simd`; rows have n elements, and `whole` is at most n.
+        // SAFETY: rows have n elements, and `whole` is at most n.
         unsafe {
             let mut watch = S::splat(0.0);
             let mut c = 0;
@@ -200,7 +199,7 @@ impl Best {
     ) {
         let mut j = 0;
         while j < n {
-            // SAFETY: by the contract of `Simd`; rows and arrays have this vector.
+            // SAFETY: rows and arrays have this vector.
             unsafe {
                 let (to, to_place) = (self.best.as_mut_ptr().add(j), self.place.as_mut_ptr().add(j));
                 let (mut best, mut place) = (S::load(to), S::load(to_place));
@@ -242,7 +241,6 @@ impl<C: Choice> Job for Search<'_, C> {
         } = self;
         if inner == 1 {
             for (i, y) in y.iter_mut().enumerate() {
-                // SAFETY: by the contract.
                 *y = unsafe { Self::line::<S>(&x[(first + i) * cols..(first + i + 1) * cols]) } as i32;
             }
             return;
@@ -252,7 +250,6 @@ impl<C: Choice> Job for Search<'_, C> {
             let (outer, inside) = (at / inner, at % inner);
             let n = (inner - inside).min(rest.len()).min(LINES);
             let (y, next) = rest.split_at_mut(n);
-            // SAFETY: by the contract.
             unsafe { Self::lines::<S>(x, [cols, inner, outer * cols * inner + inside], y) };
             at += n;
             rest = next;
@@ -262,7 +259,7 @@ impl<C: Choice> Job for Search<'_, C> {
 
 impl ArgMax {
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn search<C: Choice>(&self, args: &Args, first: usize, y: &mut [i32]) {
         let Args { cols, inner, .. } = *args;
         if self.floats {
@@ -291,7 +288,7 @@ impl ArgMax {
     }
 }
 
-impl Kernel for ArgMax {
+impl NativeKernel for ArgMax {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -324,7 +321,7 @@ impl Kernel for ArgMax {
             return;
         }
         let range = part(args.count, if args.inner == 1 { 1 } else { 16 }, piece, pieces);
-        // SAFETY: by the contract; the piece owns the results.
+        // SAFETY: the piece owns the results.
         unsafe {
             let y = store.y.slice_mut::<i32>(range.clone());
             match (self.smallest, self.last) {

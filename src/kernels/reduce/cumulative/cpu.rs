@@ -1,6 +1,6 @@
 //! Cumulative sums and products along an axis.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, pieces};
@@ -27,7 +27,7 @@ impl Cumulative {
     /// Accumulates lines `range`, starting from `first`. `step` adds an element to a sum, and
     /// `result` makes a result of it.
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     #[inline(always)]
     unsafe fn lines<T: Pod, A: Copy, Y: Pod>(
         &self,
@@ -84,7 +84,7 @@ impl Cumulative {
     }
 }
 
-impl Kernel for Cumulative {
+impl NativeKernel for Cumulative {
     type Signature = super::Args;
     const LONGS: &'static [&'static str] = &["x", "y"];
 
@@ -116,7 +116,6 @@ impl Kernel for Cumulative {
         let range = part(args.lines, if args.inner == 1 { 1 } else { 16 }, piece, pieces);
         let float = |v: f64| v as f32;
         let (sum, product) = (i64::wrapping_add, i64::wrapping_mul);
-        // SAFETY: by the contract.
         unsafe {
             match (self.elem, self.longs, self.product) {
                 (Elem::Float, _, false) => {

@@ -1,7 +1,7 @@
 //! Reductions over up to three ranges of axes.
 
 use super::{Finish, Join, Map};
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, dtype, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -95,7 +95,6 @@ trait Op: 'static {
     /// As for [`Simd`].
     #[inline(always)]
     unsafe fn term<S: Simd>(v: S::F, top: S::F) -> S::F {
-        // SAFETY: by the contract.
         unsafe {
             match Self::MAP {
                 Map::Same => v,
@@ -110,7 +109,6 @@ trait Op: 'static {
     /// As for [`Simd`].
     #[inline(always)]
     unsafe fn join<S: Simd>(a: S::F, b: S::F) -> S::F {
-        // SAFETY: by the contract.
         unsafe {
             match Self::JOIN {
                 Join::Sum => S::add(a, b),
@@ -158,7 +156,7 @@ trait Op: 'static {
     /// As for [`Simd`].
     #[inline(always)]
     unsafe fn all<S: Simd>(v: S::F) -> f32 {
-        // SAFETY: by the contract; no set has more than 16 lanes.
+        // SAFETY: no set has more than 16 lanes.
         unsafe {
             if Self::JOIN == Join::Sum {
                 return S::sum(v);
@@ -242,7 +240,6 @@ struct Sums<F> {
 impl<F: Copy> Sums<F> {
     #[inline(always)]
     unsafe fn new<S: Simd<F = F>, O: Op>() -> Self {
-        // SAFETY: by the contract of `Simd`.
         let (first, zero) = unsafe { (S::splat(O::FIRST), S::splat(0.0)) };
         Self {
             parts: [first; 4],
@@ -255,7 +252,7 @@ impl<F: Copy> Sums<F> {
     /// Adds contiguous elements.
     #[inline(always)]
     unsafe fn add<S: Simd<F = F>, O: Op>(&mut self, x: &[f32], top: f32) {
-        // SAFETY: by the contract of `Simd`; chunks have as many elements as are read.
+        // SAFETY: chunks have as many elements as are read.
         unsafe {
             let tops = S::splat(top);
             let mut chunks = x.chunks_exact(4 * S::LANES);
@@ -289,7 +286,6 @@ impl<F: Copy> Sums<F> {
     #[inline(always)]
     unsafe fn result<S: Simd<F = F>, O: Op>(self) -> Option<f32> {
         let [a, b, c, d] = self.parts;
-        // SAFETY: by the contract of `Simd`.
         unsafe {
             if O::WATCH && (S::sum(S::add(self.watch[0], self.watch[1])) + self.watch_rest).is_nan() {
                 return None;
@@ -304,7 +300,6 @@ impl<O: Op> ReduceRows<'_, O> {
     /// Combines one row; `None` if some element may be NaN and [`Op::WATCH`] is set.
     #[inline(always)]
     unsafe fn row<S: Simd, P: Op>(&self, base: usize, top: f32) -> Option<f32> {
-        // SAFETY: by the contract of `Simd`.
         unsafe {
             let n = self.shape.reduced.0[0];
             let mut sums = Sums::new::<S, P>();
@@ -324,7 +319,6 @@ impl<O: Op> Job for ReduceRows<'_, O> {
         let mut cursor = Cursor::new(sizes, steps, 0, self.first);
         for i in 0..self.y.len() {
             let base = cursor.offset.cast_unsigned();
-            // SAFETY: by the contract.
             let result = unsafe {
                 if O::MAP == Map::Exponential {
                     let top = self.row::<S, Largest>(base, 0.0).filter(|t| t.is_finite());
@@ -381,7 +375,7 @@ impl<F: Copy> Block<'_, F> {
     /// Joins the vector at element `j` of each of `N` rows to the sums.
     #[inline(always)]
     unsafe fn join<S: Simd<F = F>, O: Op, const N: usize>(&mut self, rows: &[&[f32]; N], j: usize) {
-        // SAFETY: by the contract of `Simd`; rows, sums and tops have these elements.
+        // SAFETY: rows, sums and tops have these elements.
         unsafe {
             let tops = S::load(self.top.as_ptr().add(j));
             let mut sum = S::load(rows[0].as_ptr().add(j));
@@ -406,7 +400,7 @@ impl<F: Copy> Block<'_, F> {
         let whole = n / S::LANES * S::LANES;
         let mut j = 0;
         while j < whole {
-            // SAFETY: by the contract of `Simd`; this vector lies within the rows.
+            // SAFETY: this vector lies within the rows.
             unsafe { self.join::<S, O, N>(rows, j) };
             j += S::LANES;
         }
@@ -438,7 +432,7 @@ unsafe fn columns<S: Simd, O: Op>(x: &[f32], shape: &Shape, base: usize, y: &mut
     y.fill(O::FIRST);
     let mut some: [&[f32]; 4] = [&[]; 4];
     let mut count = 0;
-    // SAFETY: by the contract of `Simd`; rows have n elements.
+    // SAFETY: rows have n elements.
     unsafe {
         let mut block = Block {
             sums: [O::FIRST; COLUMNS],
@@ -479,7 +473,6 @@ impl<O: Op> Job for Columns<'_, O> {
             let (y, next) = rest.split_at_mut(n);
             let base = cursor.offset.cast_unsigned();
             let top = &mut tops[..n];
-            // SAFETY: by the contract.
             let all_numbers = unsafe {
                 let finite = O::MAP != Map::Exponential
                     || columns::<S, Largest>(x, shape, base, top, &[0.0; COLUMNS][..n])
@@ -502,7 +495,7 @@ impl<O: Op> Job for Columns<'_, O> {
 
 impl Reduce {
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn floats<O: Op>(&self, x: &[f32], shape: &Shape, first: usize, y: &mut [f32]) {
         let (finish, op) = (self.finish, std::marker::PhantomData::<O>);
         // SAFETY: the processor supports `isa`.
@@ -559,7 +552,7 @@ impl Reduce {
     /// The rows `range` of results of 64 bits.
     ///
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`NativeKernel::run`].
     unsafe fn long(&self, args: &Args, shape: &Shape, store: &Store<'_>, range: std::ops::Range<usize>) {
         for row in range {
             // SAFETY: nobody writes the operand; the piece owns the result.
@@ -574,7 +567,7 @@ impl Reduce {
     }
 }
 
-impl Kernel for Reduce {
+impl NativeKernel for Reduce {
     type Signature = super::Args;
     const LONGS: &'static [&'static str] = &["x", "y"];
 

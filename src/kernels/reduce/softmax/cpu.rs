@@ -1,7 +1,7 @@
 //! Softmax of rows, or its logarithm.
 
 use super::Form;
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp, load_part, store_part};
 use crate::backend::kernel::KernelSpec;
@@ -14,7 +14,7 @@ pub struct Softmax {
     log: bool,
 }
 
-impl Kernel for Softmax {
+impl NativeKernel for Softmax {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -34,7 +34,7 @@ impl Kernel for Softmax {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -72,7 +72,6 @@ pub fn positive(sum: f32) -> f32 {
 /// Writes the softmax of `n` elements to `y`, which may be `x`.
 #[inline(always)]
 unsafe fn row_to<S: Simd>(x: *const f32, y: *mut f32, n: usize, log: bool) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let mut top = S::splat(f32::NEG_INFINITY);
         for i in (0..n).step_by(S::LANES) {

@@ -2,7 +2,7 @@
 //! the largest elements becomes 1 and the others 0.
 
 use super::Form;
-use crate::backend::cpu::args::{Bound, Kernel, Piece, Scratch, Store, pieces_of, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Piece, Scratch, Store, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp};
 use crate::backend::kernel::KernelSpec;
@@ -19,7 +19,7 @@ pub struct SoftmaxAxis {
     form: Form,
 }
 
-impl Kernel for SoftmaxAxis {
+impl NativeKernel for SoftmaxAxis {
     type Signature = super::InnerArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
@@ -38,7 +38,7 @@ impl Kernel for SoftmaxAxis {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit.
         unsafe { simd::run(self.isa, Piece::new(self, args, store, piece, pieces, scratch)) }
     }
 }
@@ -95,7 +95,6 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
         place: [0; WIDTH],
         sum: [0.0; WIDTH],
     };
-    // SAFETY: by the contract of the caller.
     unsafe {
         for c in 0..cols {
             for i in 0..width {

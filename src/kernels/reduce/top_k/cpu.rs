@@ -1,6 +1,6 @@
 //! The largest or smallest elements along an axis.
 
-use crate::backend::cpu::args::{Bound, Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::cpu::moves::{Elem, Sink, pieces};
@@ -31,7 +31,7 @@ impl TopK {
     }
 }
 
-impl Kernel for TopK {
+impl NativeKernel for TopK {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {

@@ -136,7 +136,6 @@ struct Parts {
 /// Scales the queries, and clears sums.
 #[inline(always)]
 unsafe fn start(p: &Problem, unit: &Unit, room: &Room) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         for v in 0..unit.rows * p.group {
             let (from, to) = (p.query(unit, v), room.query.add(v * room.width));
@@ -164,7 +163,6 @@ unsafe fn block<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, roo
         width: count.next_multiple_of(S::LANES),
     };
     let vectors = unit.rows * p.group;
-    // SAFETY: by the contract of the caller.
     unsafe {
         let (k, halves) = readable::<S>(&p.k, k, room);
         match halves {
@@ -188,7 +186,6 @@ unsafe fn readable<S: Simd>(rows: &CacheRows, run: Run, room: &Room) -> (Run, bo
     if rows.stored != Stored::Bytes && rows.is_whole(room.width) {
         return (run, rows.stored == Stored::Halves);
     }
-    // SAFETY: by the contract of the caller.
     unsafe {
         for t in 0..run.count {
             rows.decode::<S>(
@@ -211,7 +208,6 @@ unsafe fn readable<S: Simd>(rows: &CacheRows, run: Run, room: &Room) -> (Run, bo
 
 #[inline(always)]
 unsafe fn load<S: Simd, const HALVES: bool>(at: *const u8, i: usize) -> S::F {
-    // SAFETY: by the contract of the caller.
     unsafe {
         if HALVES {
             S::load_f16(at.cast::<f16>().add(i))
@@ -234,7 +230,6 @@ fn ahead<S: Simd>(at: *const u8, run: &Run) {
 unsafe fn all_scores<S: Simd, const HALVES: bool>(k: &Run, vectors: usize, room: &Room) {
     let mut v = 0;
     while v < vectors {
-        // SAFETY: by the contract of the caller.
         unsafe {
             v += match vectors - v {
                 1 => scores::<S, HALVES, 1, 4, 8>(k, v, room),
@@ -253,7 +248,6 @@ unsafe fn scores<S: Simd, const HALVES: bool, const V: usize, const P: usize, co
     first: usize,
     room: &Room,
 ) -> usize {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let (query, to) = (
             room.query.add(first * room.width),
@@ -307,7 +301,6 @@ unsafe fn scores<S: Simd, const HALVES: bool, const V: usize, const P: usize, co
 unsafe fn all_values<S: Simd, const HALVES: bool>(v: &Run, vectors: usize, keep: &[f32; FEW], room: &Room) {
     let mut at = 0;
     while at < vectors {
-        // SAFETY: by the contract of the caller.
         unsafe {
             at += match vectors - at {
                 1 => values::<S, HALVES, 1, 8>(v, at, keep, room),
@@ -327,7 +320,6 @@ unsafe fn values<S: Simd, const HALVES: bool, const V: usize, const C: usize>(
     room: &Room,
 ) -> usize {
     let mut c = 0;
-    // SAFETY: by the contract of the caller.
     unsafe {
         while c + C * S::LANES <= room.width {
             columns::<S, HALVES, V, C>(values, first, keep, room, c);
@@ -356,7 +348,6 @@ unsafe fn columns<S: Simd, const HALVES: bool, const V: usize, const C: usize>(
     room: &Room,
     column: usize,
 ) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let (weights, to) = (
             room.weights.add(first * BLOCK),
@@ -399,7 +390,7 @@ unsafe fn finish<S: Simd>(p: &Problem, unit: &Unit, parts: Parts, store: &Store<
     let vectors = unit.rows * p.group;
     let width = p.dim.next_multiple_of(16);
     let splits = parts.splits;
-    // SAFETY: by the contract of the caller; a part has the sums of all vectors, maxima and totals.
+    // SAFETY: a part has the sums of all vectors, maxima and totals.
     unsafe {
         for v in 0..vectors {
             let at = |part: usize| parts.from.add(part * parts.step);

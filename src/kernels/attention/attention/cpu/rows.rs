@@ -108,7 +108,7 @@ impl CacheRows {
     pub unsafe fn run(&self, batch: usize, kv: usize, first: usize, end: usize) -> Run {
         let (place, left, ahead) = match (self.pages, self.ring) {
             (Some(pages), _) => {
-                // SAFETY: by the contract, also for a key before `end`.
+                // SAFETY: the table has a page for each key before `end`.
                 let page = |key: usize| unsafe { *pages.add(key / BLOCK) } as usize;
                 let (own, left) = (page(first), BLOCK - first % BLOCK);
                 let next = (first + left < end).then(|| page(first + left));
@@ -135,7 +135,6 @@ impl CacheRows {
     #[inline(always)]
     pub unsafe fn decode<S: Simd>(&self, at: *const u8, to: *mut f32, width: usize) {
         let dim = self.dim;
-        // SAFETY: by the contract.
         unsafe {
             match self.stored {
                 Stored::Floats => std::ptr::copy_nonoverlapping(at.cast::<f32>(), to, dim),

@@ -36,7 +36,6 @@ pub unsafe fn soften<S: Simd>(
 ) -> [f32; FEW] {
     let (mut keep, mut tops) = ([0.0; FEW], [0.0; FEW]);
     let last = unit.rows * p.group - 1;
-    // SAFETY: by the contract.
     unsafe {
         for m in 0..count {
             let (row, head) = p.of_vector(unit, (from + m).min(last));
@@ -72,7 +71,7 @@ pub unsafe fn soften<S: Simd>(
 /// Applies soft cap and mask to the scores of a vector, and hides keys that its row does not see.
 #[inline(always)]
 unsafe fn bend<S: Simd>(p: &Problem, unit: &Unit, keys: &Keys, line: *mut f32, row: usize, head: usize) {
-    // SAFETY: by the contract of `soften`; the mask has an element for each score, since it fits.
+    // SAFETY: the mask has an element for each score, since it fits.
     unsafe {
         if let Some(cap) = p.cap {
             let (cap, inverse) = (S::splat(cap), S::splat(1.0 / cap));

@@ -60,7 +60,6 @@ impl Job for Tiles<'_, '_> {
         let most = most_rows(p.dim, p.group);
         while unit.row < end {
             unit.rows = most.min(end - unit.row);
-            // SAFETY: by the contract.
             unsafe {
                 match S::LANES {
                     16 => rows::<S, 12, 2>(p, &unit, store, scratch),
@@ -141,7 +140,6 @@ unsafe fn rows<S: Simd, const M: usize, const N: usize>(
 #[inline(always)]
 unsafe fn start<const M: usize>(p: &Problem, unit: &Unit, tiles: usize, room: &Room) {
     let last = unit.rows * p.group - 1;
-    // SAFETY: by the contract of the caller.
     unsafe {
         for tile in 0..tiles {
             let mut from = [p.q; M];
@@ -167,7 +165,7 @@ unsafe fn start<const M: usize>(p: &Problem, unit: &Unit, tiles: usize, room: &R
 /// Packs a block of keys and values from key `first` on; the result is their number.
 #[inline(always)]
 unsafe fn pack<S: Simd>(p: &Problem, unit: &Unit, first: usize, end: usize, room: &Room) -> usize {
-    // SAFETY: `first` is a key; the rest by the contract of the caller.
+    // SAFETY: there is a key `first`.
     unsafe {
         let k = p.k.run(unit.batch, unit.kv, first, end);
         let v = p.v.run(unit.batch, unit.kv, first, first + k.count);
@@ -208,7 +206,6 @@ unsafe fn add<S: Simd, const M: usize, const N: usize>(
         count,
         width: count.next_multiple_of(N * S::LANES),
     };
-    // SAFETY: by the contract of the caller.
     unsafe {
         scores::<S, M, N>(p.dim, room.query.add(tile * M * p.dim), keys.width, room);
         let Running { top, total } = room.running;
@@ -232,7 +229,6 @@ unsafe fn scores<S: Simd, const M: usize, const N: usize>(
     width: usize,
     room: &Room,
 ) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         for t in (0..width).step_by(N * S::LANES) {
             let mut sums = [[S::splat(0.0); N]; M];
@@ -266,7 +262,6 @@ unsafe fn weighted<S: Simd, const M: usize, const N: usize>(
     values: *const f32,
     room: &Room,
 ) {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); N]; M];
         for (m, sums) in sums.iter_mut().enumerate() {
@@ -301,7 +296,6 @@ unsafe fn finish(p: &Problem, unit: &Unit, store: &Store<'_>, room: &Room) {
     let run = p.group * p.dim;
     for row in 0..unit.rows {
         let first = p.result(unit, row);
-        // SAFETY: by the contract of the caller.
         unsafe {
             let to = store.address(first).unwrap_or(room.rows);
             for head in 0..p.group {

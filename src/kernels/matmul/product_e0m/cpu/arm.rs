@@ -25,7 +25,7 @@ pub struct NeonI8mm;
 #[inline(always)]
 unsafe fn smmla(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut out = sum;
-    // SAFETY: the processor has the instruction, by the contract of `Multiply`.
+    // SAFETY: the processor has the instruction.
     unsafe {
         asm!(
             ".arch_extension i8mm", "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
@@ -108,7 +108,6 @@ impl Multiply for NeonI8mm {
         x: *const u32,
         _: usize,
     ) {
-        // SAFETY: by the contract of `dot`.
         unsafe {
             for j in 0..V {
                 let a = operand::<Self, BITS>(codes.add(4 * j), 0);
@@ -124,7 +123,6 @@ impl Multiply for NeonI8mm {
 
     #[inline(always)]
     unsafe fn floats<const M: usize, const V: usize>(totals: [[int32x4_t; V]; M]) -> [[float32x4_t; V]; M] {
-        // SAFETY: by the contract of the trait.
         unsafe {
             let mut out = [[vdupq_n_f32(0.0); V]; M];
             for m in (0..M).step_by(2) {

@@ -14,7 +14,7 @@ pub type Sums<A, const M: usize, const V: usize> = [[[<A as Multiply>::Sum; V]; 
 ///
 /// Weights have 4 or 8 `BITS`, or 3 (which stands for 2, too), 5 or 6, unpacked to bytes. There are
 /// `M` rows and `V` vectors of columns.
-#[allow(clippy::missing_safety_doc, reason = "the trait states it")]
+#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Multiply: Copy + Sized + 'static {
     type S: Words;
     /// Sums for a vector of columns.
@@ -54,14 +54,12 @@ pub trait Multiply: Copy + Sized + 'static {
         x: *const u32,
         plane: usize,
     ) {
-        // SAFETY: by the contract of `dot`.
         unsafe { step::<Self, BITS, M, V>(sums, codes, x, plane) }
     }
 
     /// All sums as floats.
     #[inline(always)]
     unsafe fn floats<const M: usize, const V: usize>(totals: [[Self::Sum; V]; M]) -> [[Floats<Self>; V]; M] {
-        // SAFETY: by the contract of the trait.
         unsafe {
             let mut out = [[Self::S::splat(0.0); V]; M];
             for m in 0..M {
@@ -120,7 +118,6 @@ const fn steps_at_once<A: Multiply>(bits: usize) -> usize {
 #[inline(always)]
 pub unsafe fn operand<A: Multiply, const BITS: usize>(codes: *const u32, i: usize) -> Vector<A> {
     let width = const { width::<A>(BITS) };
-    // SAFETY: by the contract of `dot`.
     unsafe {
         let words = A::S::words(codes.add(i / (A::LANE / width) * PANEL));
         let field = A::S::field(words, A::LANE, width, i % (A::LANE / width));
@@ -142,7 +139,6 @@ unsafe fn step<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
 ) {
     let per_row = const { operands::<A>(BITS) / rows(BITS) };
     let (operands, two) = const { (operands::<A>(BITS), two_sums::<A>(BITS, M)) };
-    // SAFETY: by the contract of `dot`.
     unsafe {
         for i in 0..operands {
             if M == 1 && plane == 0 && matches!(BITS, 4 | 8) && i % per_row == 0 {
@@ -171,7 +167,6 @@ unsafe fn add<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
     totals: &mut [[A::Sum; V]; M],
     sums: &Sums<A, M, V>,
 ) {
-    // SAFETY: by the contract of `dot`.
     unsafe {
         for m in 0..M {
             for j in 0..V {
@@ -195,7 +190,6 @@ unsafe fn next<A: Multiply, const BITS: usize, const PLANES: usize, const M: usi
     x: *const u32,
     [plane, v, count]: [usize; 3],
 ) {
-    // SAFETY: by the contract of `dot`.
     unsafe {
         let codes = codes.add(v * rows(BITS) * PANEL);
         let x = x.add((v * PLANES + plane) * words::<A>() * M);
@@ -215,7 +209,6 @@ unsafe fn columns<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
     x: *const u32,
     count: usize,
 ) -> [[Floats<A>; V]; M] {
-    // SAFETY: by the contract of `dot`.
     unsafe {
         let mut totals = [[A::zero(); V]; M];
         let mut sums = [totals; 2];
@@ -254,7 +247,6 @@ pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
     x: *const u32,
     count: usize,
 ) -> [[Floats<A>; V]; M] {
-    // SAFETY: by the contract.
     unsafe {
         if M == 1 || !A::ONE_BY_ONE {
             return columns::<A, BITS, PLANES, M, V>(codes, x, count);
@@ -279,7 +271,6 @@ macro_rules! tiles {
             unsafe fn run<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(
                 call: &Call,
             ) {
-                // SAFETY: by the contract of `Tile`.
                 unsafe { tile::<A, BITS, PLANES, M, V>(call) }
             }
             match height {

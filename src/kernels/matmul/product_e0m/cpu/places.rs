@@ -82,7 +82,6 @@ impl Places {
                 let at = i * width + column - columns.start;
                 let values = &mut values[at..at + count];
                 let second = second.as_mut().map(|s| &s[at..at + count]);
-                // SAFETY: by the contract.
                 unsafe {
                     match store.direct(first..first + count) {
                         Some(y) if second.is_none() => y.copy_from_slice(values),

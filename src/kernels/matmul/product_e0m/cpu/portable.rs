@@ -30,11 +30,9 @@ impl<const LANE: usize> Multiply for Portable<LANE> {
         let (width, mask) = if BITS == 4 { (4, 15) } else { (8, 255) };
         let per_row = LANE / width;
         for row in 0..rows(BITS) {
-            // SAFETY: by the contract of `dot`.
             let words = unsafe { codes.add(row * PANEL).cast::<[u32; PANEL]>().read_unaligned() };
             for (m, sums) in sums[0].iter_mut().enumerate() {
                 for i in 0..per_row {
-                    // SAFETY: by the contract of `dot`.
                     let x = unsafe { x.add((row * per_row + i) * M + m).read() };
                     for at in (0..32).step_by(LANE) {
                         let x = (x << (32 - LANE - at)).cast_signed() >> (32 - LANE);

@@ -1,6 +1,6 @@
 //! Random weights and activations, and memory of operands, for tests.
 
-use crate::backend::cpu::args::{Bound, Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store};
 use crate::backend::kernel::{Arguments, KernelSpec, Signature};
 use half::f16;
 
@@ -154,7 +154,7 @@ pub fn spec(defines: &[(&'static str, usize)]) -> KernelSpec {
 pub type Epilogue<'a> = &'a (dyn Fn(usize, &mut [f32], Option<&[f32]>) + Sync);
 
 /// Runs a kernel as `threads` threads would, piece after piece.
-pub fn run<K: Kernel>(
+pub fn run<K: NativeKernel>(
     kernel: &K,
     words: &[u32],
     operands: &[Option<Memory>],

@@ -1,5 +1,5 @@
 use super::testing::{Buffer, Epilogue, Rng, Weights, run, spec};
-use super::{Isa, Kernel, ProductE0m};
+use super::{Isa, NativeKernel, ProductE0m};
 use crate::kernels::product_e0m::cpu_quantize::Quantize;
 
 /// A product with quantized activations.

@@ -86,7 +86,7 @@ pub unsafe fn tile<A: Multiply, const BITS: usize, const PLANES: usize, const M:
     let mut part = *call;
     let columns = V * A::S::LANES;
     for _ in 0..PANEL / columns {
-        // SAFETY: by the contract, of columns of the panel.
+        // SAFETY: `columns` divides the panel.
         unsafe {
             columns_of::<A, BITS, PLANES, M, V>(&part);
             part.codes = part.codes.wrapping_add(columns);
@@ -164,7 +164,6 @@ unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const 
 
 #[inline(always)]
 unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let mut out = [S::splat(0.0); V];
         for (j, out) in out.iter_mut().enumerate() {
@@ -177,7 +176,6 @@ unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
 /// What [`DecodeScales`] makes of the scales and biases of a group.
 #[inline(always)]
 unsafe fn decode<S: Words, const V: usize>(at: *const u32, unit: f32, level: f32) -> [[S::F; V]; 2] {
-    // SAFETY: by the contract of the caller.
     unsafe {
         let (mut units, mut rest) = ([S::splat(0.0); V], [S::splat(0.0); V]);
         for j in 0..V {

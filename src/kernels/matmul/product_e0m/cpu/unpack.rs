@@ -40,7 +40,6 @@ impl Matrix<'_> {
     /// Nobody writes the weights.
     pub unsafe fn new([codes, scales]: [Memory; 2], [n, k]: [usize; 2], bits: usize, group: usize) -> Self {
         let columns = n.next_multiple_of(PANEL);
-        // SAFETY: by the contract.
         unsafe {
             Self {
                 codes: &codes.slice()[..columns * rows(bits, k)],
@@ -87,7 +86,6 @@ impl Unpack<'_> {
             steps * 8 * self.bits / 32 * PANEL <= self.panel.len(),
             "{steps} steps"
         );
-        // SAFETY: by the contract.
         unsafe { words::run(isa, self) };
     }
 
@@ -119,7 +117,6 @@ impl Unpack<'_> {
 #[inline(always)]
 unsafe fn spread<S: Words>(word: S::U, width: usize, [a, b]: [usize; 2]) -> S::U {
     let one = (1u32 << width) - 1;
-    // SAFETY: by the contract of `Words`.
     unsafe {
         let low = S::and(S::right(word, a * width), one * 0x0001_0001);
         let moved = if b * width > 8 {
@@ -137,7 +134,6 @@ impl WordsJob for Unpack<'_> {
         // Field j is weight 2j in the low half of a word, and weight 2j + 1 in the high half.
         const PER4: [[usize; 2]; 2] = [[0, 1], [2, 3]];
         const PER8: [[usize; 2]; 2] = [[0, 2], [1, 3]];
-        // SAFETY: by the contract.
         unsafe {
             match (self.bits, self.per4) {
                 (2, true) => self.steps::<S, 2>(PER4),

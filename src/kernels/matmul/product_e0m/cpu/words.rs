@@ -6,7 +6,7 @@ use crate::backend::cpu::simd::{self, Simd};
 use half::f16;
 
 /// Vectors of `LANES` words. As for [`Simd`], the processor must have the instruction set.
-#[allow(clippy::missing_safety_doc, reason = "the trait states it")]
+#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Words: Simd {
     type U: Copy;
 
@@ -41,7 +41,6 @@ pub trait WordsJob {
 /// # Safety
 /// The processor supports `isa`, and what the job requires holds.
 pub unsafe fn run<J: WordsJob>(isa: Isa, job: J) {
-    // SAFETY: by the contract.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -72,7 +71,6 @@ pub(super) const fn planes(bits: usize) -> [usize; 2] {
 /// `panel` points to the column in the first row of a panel that has this step.
 #[inline(always)]
 pub unsafe fn step<S: Words, const BITS: usize>(panel: *const u32, step: usize, last: bool) -> [S::U; 2] {
-    // SAFETY: by the contract.
     unsafe {
         if BITS == 8 {
             let first = panel.add(2 * step * PANEL);
@@ -109,7 +107,6 @@ const fn mask(lane: usize, width: usize) -> u32 {
 #[inline(always)]
 unsafe fn field<S: Words>(word: S::U, i: usize, width: usize, to: usize) -> S::U {
     let from = i / 2 * width + i % 2 * 16;
-    // SAFETY: by the contract of `Words`.
     unsafe {
         let moved = match from.cmp(&to) {
             std::cmp::Ordering::Less => S::left(word, to - from),
@@ -127,7 +124,6 @@ unsafe fn field<S: Words>(word: S::U, i: usize, width: usize, to: usize) -> S::U
 #[inline(always)]
 pub unsafe fn level<S: Words, const BITS: usize>(words: [S::U; 2], k: usize) -> S::F {
     let [high, low] = const { planes(BITS) };
-    // SAFETY: by the contract.
     unsafe {
         let bits = match BITS {
             8 => field::<S>(words[k / 4], k % 4, 8, 15),
@@ -153,17 +149,14 @@ impl Words for simd::Portable {
 
     #[inline(always)]
     unsafe fn words(at: *const u32) -> Self::U {
-        // SAFETY: by the contract.
         unsafe { at.cast::<Self::U>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn word(at: *const u32) -> Self::U {
-        // SAFETY: by the contract.
         [unsafe { at.read() }; 4]
     }
     #[inline(always)]
     unsafe fn store_words(at: *mut u32, v: Self::U) {
-        // SAFETY: by the contract.
         unsafe { at.cast::<Self::U>().write_unaligned(v) }
     }
     #[inline(always)]
@@ -213,13 +206,11 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) unsafe fn avx2<J: WordsJob>(job: J) {
-        // SAFETY: by the contract of `run`.
         unsafe { job.run::<Avx2>() }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(super) unsafe fn avx512<J: WordsJob>(job: J) {
-        // SAFETY: by the contract of `run`.
         unsafe { job.run::<Avx512>() }
     }
 

@@ -71,7 +71,7 @@ pub fn shape(isa: Isa) -> Shape {
 #[inline(always)]
 unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize>(call: &Call) {
     let per_panel = PANEL / S::LANES;
-    // SAFETY: by the contract of `Tile`: all places are inside of panels, rows and sums.
+    // SAFETY: all places are inside of panels, rows and sums.
     unsafe {
         let mut acc = [[S::splat(0.0); C]; M];
         let mut i = 0;
@@ -138,7 +138,6 @@ unsafe fn eight<S: Words, const BITS: usize, const M: usize, const C: usize>(
     call: &Call,
     i: usize,
 ) {
-    // SAFETY: by the contract of `tile`.
     unsafe {
         madd::<S, M, C>(t, levels::<S, BITS, C>(words, 0), call, i);
         madd::<S, M, C>(t, levels::<S, BITS, C>(words, 1), call, i + 1);
@@ -153,7 +152,6 @@ unsafe fn eight<S: Words, const BITS: usize, const M: usize, const C: usize>(
 
 #[inline(always)]
 unsafe fn levels<S: Words, const BITS: usize, const C: usize>(words: [[S::U; 2]; C], k: usize) -> [S::F; C] {
-    // SAFETY: by the contract of `tile`.
     unsafe {
         let mut out = [S::splat(0.0); C];
         for (out, words) in out.iter_mut().zip(words) {
@@ -172,7 +170,6 @@ unsafe fn madd<S: Words, const M: usize, const C: usize>(
     i: usize,
 ) {
     for (m, t) in t.iter_mut().enumerate() {
-        // SAFETY: by the contract of `tile`.
         unsafe {
             let x = S::splat(*call.x[m].add(i));
             for (t, w) in t.iter_mut().zip(w) {
@@ -195,7 +192,6 @@ pub struct Decode<'a> {
 impl WordsJob for Decode<'_> {
     #[inline(always)]
     unsafe fn run<S: Words>(self) {
-        // SAFETY: by the contract.
         unsafe {
             match self.bits {
                 2 => self.decode::<S, 2>(),
@@ -215,7 +211,6 @@ impl Decode<'_> {
         for i in (0..self.k).step_by(STEP) {
             let count = (self.k - i).min(STEP);
             for c in (0..PANEL).step_by(S::LANES) {
-                // SAFETY: by the contract of the caller.
                 unsafe {
                     let words = step::<S, BITS>(self.panel.as_ptr().add(c), i / STEP, count < STEP);
                     for j in 0..count {
@@ -235,7 +230,6 @@ macro_rules! tiles {
         fn $name(bits: usize, rows: usize) -> Option<Tile> {
             $(#[target_feature(enable = $feature)])?
             unsafe fn run<const BITS: usize, const M: usize, const C: usize>(call: &Call) {
-                // SAFETY: by the contract of `Tile`.
                 unsafe { tile::<$simd, BITS, M, C>(call) }
             }
             match (bits, rows) {

@@ -24,14 +24,13 @@ pub struct Strip<const K: usize> {
 impl<const K: usize> Strip<K> {
     /// Words of the taps of a row.
     /// # Safety
-    /// As for `Kernel::run`.
+    /// As for `NativeKernel::run`.
     #[inline(always)]
     unsafe fn words<S: Bytes>(&self, row: isize, padding: S::I) -> [S::I; 4] {
         if row < 0 || row >= self.rows {
             return [padding; 4];
         }
         let row = row.cast_unsigned();
-        // SAFETY: by the contract.
         unsafe {
             let mut taps = [S::load_bytes(self.taps[0]); TAPS];
             for (i, tap) in taps.iter_mut().enumerate() {
@@ -43,10 +42,9 @@ impl<const K: usize> Strip<K> {
     }
 
     /// # Safety
-    /// As for `Kernel::run`.
+    /// As for `NativeKernel::run`.
     #[inline(always)]
     pub unsafe fn run<S: Bytes, A: Arithmetic, const SH: usize>(&self, set: &Set<S, A>, zero: i32) {
-        // SAFETY: by the contract.
         unsafe {
             let padding =
                 S::splat(((zero & 0xFF).wrapping_mul(0x0101_0101).cast_unsigned() ^ S::FLIP).cast_signed());

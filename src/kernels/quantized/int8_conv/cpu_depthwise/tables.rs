@@ -7,7 +7,7 @@ use crate::kernels::cpu::window::Window;
 /// Repeats weights, bias and factors, in the order in which sums come. `repeated` has room for four
 /// vectors of each set.
 /// # Safety
-/// As for `Kernel::run`.
+/// As for `NativeKernel::run`.
 #[inline(always)]
 pub unsafe fn prepare<S: Bytes, A: Arithmetic>(
     args: &Args,
@@ -26,7 +26,7 @@ pub unsafe fn prepare<S: Bytes, A: Arithmetic>(
     let vector = 4 * S::LANES;
     let length = sets * vector;
     let each = (groups + 3) * vector;
-    // SAFETY: by the contract; sizes are those of the scratch.
+    // SAFETY: sizes are those of the scratch.
     unsafe {
         for group in 0..groups {
             let (ky, first) = (group / words, group % words * TAPS);
@@ -94,11 +94,10 @@ pub struct Set<S: Bytes, A: Arithmetic> {
 
 impl<S: Bytes, A: Arithmetic> Set<S, A> {
     /// # Safety
-    /// As for `Kernel::run`.
+    /// As for `NativeKernel::run`.
     #[inline(always)]
     pub unsafe fn new(table: *const u32, groups: usize, limits: Limits) -> Self {
         let vector = 4 * S::LANES;
-        // SAFETY: by the contract.
         unsafe {
             let lists = table.add(groups * vector);
             let mut set = Self {
@@ -122,12 +121,11 @@ impl<S: Bytes, A: Arithmetic> Set<S, A> {
 
     /// Adds the products of words of a row of taps and their weights, group `group`.
     /// # Safety
-    /// As for `Kernel::run`.
+    /// As for `NativeKernel::run`.
     #[inline(always)]
     pub unsafe fn dot(&self, sums: [S::I; 4], group: usize, words: [S::I; 4]) -> [S::I; 4] {
         let mut sums = sums;
         for q in 0..4 {
-            // SAFETY: by the contract.
             unsafe {
                 let w = S::weights(S::load(self.table.add((4 * group + q) * S::LANES)));
                 sums[q] = S::dot(sums[q], w, S::activations(words[q]));
@@ -138,7 +136,7 @@ impl<S: Bytes, A: Arithmetic> Set<S, A> {
 
     /// Stores `count` bytes of results.
     /// # Safety
-    /// As for `Kernel::run`.
+    /// As for `NativeKernel::run`.
     #[inline(always)]
     pub unsafe fn put(&self, sums: [S::I; 4], y: *mut u8, count: usize) {
         // SAFETY: the piece owns the results.
