@@ -1,4 +1,4 @@
-//! Transformer-Lite runs ONNX models, above all language models, on GPUs through OpenCL and WGSL,
+//! Transformer-Lite runs ONNX models, primarily language models, on GPUs through OpenCL and WGSL,
 //! and on CPUs with native kernels. It is designed for phones, but has not yet run on one.
 //!
 //! ```text
@@ -145,8 +145,7 @@ pub mod options {
     pub use crate::internal::runner::Checks;
 }
 
-/// The types of what functions return beside the types at the root: parts of results and of errors,
-/// figures, and progress.
+/// Types of results that are not at the root: parts of results and of errors, figures, and progress.
 pub mod results {
     pub use crate::internal::backend::{DeviceKind, Stats};
     pub use crate::internal::cache::{Entry, Key, Kind};

@@ -113,7 +113,7 @@ impl FromStr for Limits {
                     }
                 }
                 _ => {
-                    let what = format!("no limit \"{name}\"; expected {}", Self::NAMES.join(", "));
+                    let what = format!("unknown limit \"{name}\"; expected {}", Self::NAMES.join(", "));
                     return Err(Error::usage("limits", what));
                 }
             }

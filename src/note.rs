@@ -142,7 +142,7 @@ impl fmt::Display for Note {
             } => write!(f, "--{option} {value} has no effect {reason}"),
             Self::ShorterContext { context, wanted } => write!(
                 f,
-                "the context is limited to {context} tokens (of {wanted}): a larger KV cache does not fit in device memory"
+                "the context is limited to {context} tokens (of {wanted}): a larger KV cache does not fit in the device's memory or the limit `memory`"
             ),
             Self::HostNodes {
                 count,

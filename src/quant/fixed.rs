@@ -35,7 +35,7 @@ impl Multiplier {
         match shift {
             ..=-32 => Some(ZERO),
             -31..=30 => Some(Self {
-                #[allow(clippy::cast_possible_truncation, reason = "from 2^30 to 2^31 - 1")]
+                #[expect(clippy::cast_possible_truncation, reason = "from 2^30 to 2^31 - 1")]
                 mantissa: mantissa as i32,
                 shift,
             }),
@@ -50,7 +50,7 @@ impl Multiplier {
         let count = count.max(1);
         let room = (31 + self.shift).max(0).unsigned_abs();
         let shift = count.ilog2().min(32).min(room);
-        #[allow(clippy::cast_possible_truncation, reason = "2^shift is at most the divisor")]
+        #[expect(clippy::cast_possible_truncation, reason = "2^shift is at most the divisor")]
         let mantissa = ((i64::from(self.mantissa) << shift) / i64::from(count)) as i32;
         Self {
             mantissa,
@@ -98,7 +98,7 @@ fn exponent(x: f64) -> i32 {
 /// `x * 2^n`, saturated.
 fn shifted_left(x: i32, n: u32) -> i32 {
     let wide = i64::from(x) << n.min(31);
-    #[allow(clippy::cast_possible_truncation, reason = "clamped to the type")]
+    #[expect(clippy::cast_possible_truncation, reason = "clamped to the type")]
     let saturated = wide.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
     saturated
 }
@@ -108,7 +108,7 @@ fn shifted_left(x: i32, n: u32) -> i32 {
 pub fn doubling_high_product(a: i32, b: i32) -> i32 {
     let product = i64::from(a) * i64::from(b);
     let nudge = if product >= 0 { 1 << 30 } else { 1 - (1 << 30) };
-    #[allow(
+    #[expect(
         clippy::cast_possible_truncation,
         reason = "out of range only if both are i32::MIN"
     )]
@@ -165,7 +165,7 @@ impl Factor {
     pub fn apply(self, x: i32) -> i32 {
         match self {
             Self::Fixed(multiplier) => multiplier.apply(x),
-            #[allow(
+            #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_precision_loss,
                 reason = "rounded to nearest and saturated"
@@ -200,7 +200,7 @@ impl Output {
     /// The 8-bit result of a rounded value.
     pub fn of(self, rounded: i32) -> i8 {
         let moved = rounded.saturating_add(self.zero).clamp(self.low, self.high);
-        #[allow(
+        #[expect(
             clippy::cast_possible_truncation,
             reason = "the bounds are those of the type or narrower"
         )]
@@ -211,7 +211,7 @@ impl Output {
     /// Quantizes a float as ONNX `QuantizeLinear` does: divides by the scale and rounds to nearest,
     /// ties to even. NaN becomes the zero point, within the bounds.
     pub fn quantized(self, real: f32, scale: f32) -> i8 {
-        #[allow(clippy::cast_possible_truncation, reason = "saturates; NaN becomes 0")]
+        #[expect(clippy::cast_possible_truncation, reason = "saturates; NaN becomes 0")]
         let rounded = (real / scale).round_ties_even() as i32;
         self.of(rounded)
     }
@@ -220,7 +220,7 @@ impl Output {
 /// A bias as an integer at `scale`, the scale of the weights times that of the input. It is rounded
 /// to nearest, ties away from zero (section 2.4 of the paper), and may exceed 32 bits.
 pub fn quantized_bias(bias: f32, scale: f64) -> i64 {
-    #[allow(clippy::cast_possible_truncation, reason = "saturates")]
+    #[expect(clippy::cast_possible_truncation, reason = "saturates")]
     let quantized = (f64::from(bias) / scale).round() as i64;
     quantized
 }
@@ -251,10 +251,10 @@ impl Affine {
             });
         }
         let (first, last) = (f64::from(least), f64::from(most));
-        #[allow(clippy::cast_possible_truncation, reason = "checked to be a normal number")]
+        #[expect(clippy::cast_possible_truncation, reason = "checked to be a normal number")]
         let scale = ((high - low) / (last - first)) as f32;
         let zero = (first - low / f64::from(scale)).round().clamp(first, last);
-        #[allow(clippy::cast_possible_truncation, reason = "between two integers")]
+        #[expect(clippy::cast_possible_truncation, reason = "between two integers")]
         scale.is_normal().then_some(Self {
             scale,
             zero: zero as i32,
@@ -263,7 +263,7 @@ impl Affine {
 
     /// The real number that an integer stands for. For integers of up to 16 bits, this equals one
     /// multiplication in `f32`, as in ONNX `DequantizeLinear`.
-    #[allow(clippy::cast_possible_truncation, reason = "rounded to f32")]
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to f32")]
     pub fn real(self, quantized: i32) -> f32 {
         (f64::from(self.scale) * (f64::from(quantized) - f64::from(self.zero))) as f32
     }

@@ -1,6 +1,6 @@
 //! Graphs, passes, plans and kernels of the engine.
 
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+#![expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod batch;
 mod candidates;

@@ -75,7 +75,7 @@ fn what_a_template_raises_is_found_in_the_error() {
 type Clear = fn(&KernelCache, Option<Kind>) -> transformer_lite::Result<(usize, u64)>;
 
 /// Compiled only: what functions return has a name.
-#[allow(dead_code, reason = "the types matter")]
+#[expect(dead_code, reason = "the types matter")]
 struct Reports {
     place: fn(&Model) -> PlaceName,
     used: fn(&Model) -> transformer_lite::Result<Used>,

@@ -5,7 +5,7 @@
 //! A filter such as `conformance::Softmax` runs those trials of that module whose names contain the
 //! rest.
 
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+#![expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod conformance;
 mod exports;

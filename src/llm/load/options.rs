@@ -197,7 +197,7 @@ impl LoadOptions {
     pub(super) fn check_on(&self, caps: &Caps) -> Result<()> {
         if self.act == Activations::Int16 && !caps.profile.multiplies_int16() {
             let what = format!(
-                "int16: only the cpu backend multiplies by them, not {}",
+                "int16 is not supported by {}; expected the cpu backend, or auto, float or int8",
                 caps.backend
             );
             return Err(Error::usage("act", what));

@@ -18,11 +18,11 @@
 //! `= code`. A fault that is injected has a line before that of its call, `inject CALL code=CODE
 //! ms=MS`, with the milliseconds since 1970; so have results that are spoilt, and delays, `inject
 //! CALL delay=DELAY ms=MS`.
-#![allow(
+#![expect(
     non_snake_case,
     reason = "functions of the C interface have their names there"
 )]
-#![allow(
+#![expect(
     clippy::missing_safety_doc,
     clippy::too_many_arguments,
     reason = "functions of the C interface are described in its specification"

@@ -8,7 +8,7 @@ use transformer_lite::unstable::quant::{Bits, Grid, GridColumn};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GgmlType(pub u32);
 
-#[allow(missing_docs, reason = "the names are those of the format")]
+#[expect(missing_docs, reason = "the names are those of the format")]
 impl GgmlType {
     pub const F32: Self = Self(0);
     pub const F16: Self = Self(1);

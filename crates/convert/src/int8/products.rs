@@ -369,7 +369,7 @@ impl IntProduct {
         scale.copied().unwrap_or(1.0)
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "clamped to the type")]
+    #[expect(clippy::cast_possible_truncation, reason = "clamped to the type")]
     fn int_bias(&self, form: &ChannelMap, bias: &[f32], input: Affine) -> IntBias {
         let scale = |c: usize| {
             let i = form.scale_of(c) % self.scales.len().max(1);

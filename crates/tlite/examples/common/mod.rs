@@ -1,5 +1,5 @@
 //! Shared by the model examples: options, files in the cache, models on a device.
-#![allow(dead_code, reason = "each example uses a part")]
+#![expect(dead_code, reason = "each example uses a part")]
 
 pub mod draw;
 

@@ -69,7 +69,7 @@ Columns with --draft or --draft-model:
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
 /// starting with an empty context; tgN@D starts after D tokens. With --parallel, several sequences
-/// share each run of the model. With --draft or --draft-model, built-in prompts are answered with
+/// share each forward pass. With --draft or --draft-model, built-in prompts are answered with
 /// and without drafts; the first value of --decode limits each answer (default: 256 tokens). Each
 /// test runs once to warm up, then --repeat times. After Ctrl-C, the results so far are shown and
 /// the exit code is 130.
@@ -104,7 +104,7 @@ pub struct Args {
         conflicts_with_all = ["draft", "draft_model"]
     )]
     depth: Vec<usize>,
-    /// Run N sequences at once, with the first value of --prefill and --decode [default: 128 each]
+    /// Decode N sequences at once, with the first value of --prefill and --decode [default: 128 each]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with_all = ["depth", "draft", "draft_model"])]
     parallel: Vec<NonZeroUsize>,
     /// With --parallel: each sequence gets exactly the tokens it would get alone (slower on GPUs)

@@ -66,7 +66,7 @@ pub(super) fn json_space() -> impl TypedValueParser<Value = WhiteSpace> {
     values([
         value(WhiteSpace::Bounded, "bounded", bounded),
         value(WhiteSpace::Compact, "compact", "None"),
-        value(WhiteSpace::Unlimited, "unlimited", "Any, without a bound"),
+        value(WhiteSpace::Unlimited, "unlimited", "Any amount"),
     ])
 }
 
@@ -74,7 +74,7 @@ pub(super) fn kv() -> impl TypedValueParser<Value = KvType> {
     let (float, named) = value(
         KvType::Float,
         "float",
-        "Floats: the type of activations (see --float), but f16 on `cpu` unless --float says f32",
+        "The type of activations (see --float); f16 on `cpu` unless --float is f32",
     );
     let q8 = "8-bit values, one scale per head and token: about half the size of f16";
     values([(float, named.alias("f16")), value(KvType::Q8, "q8", q8)])

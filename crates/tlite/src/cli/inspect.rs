@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_parser = choices::backend(), value_name = "NAME")]
     backend: Option<BackendChoice>,
     /// Plan for the device with this text in its name or driver
-    #[arg(long, value_name = "SUBSTRING")]
+    #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Fix symbols, as in N=512,past=1024
     #[arg(long, value_name = "NAME=N,...")]

@@ -190,11 +190,11 @@ pub fn note_unused(float: Option<DType>) {
 /// How quantized operators are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Integer {
-    /// With 8-bit integers, scaled in floats as ONNX specifies.
+    /// 8-bit integers, rescaled in floats as ONNX specifies.
     Float,
-    /// With 8-bit integers alone, as TensorFlow Lite's reference kernels compute.
+    /// Integers only, as TensorFlow Lite's reference kernels compute.
     Fixed,
-    /// As floats between conversions; slow, for comparison.
+    /// Floats between conversions; slow, for comparison.
     Off,
 }
 

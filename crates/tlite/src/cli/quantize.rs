@@ -89,13 +89,13 @@ impl Format {
 ///
 /// `--format int8` quantizes weights and activations of convolutional networks and encoders to
 /// 8-bit integers. The result is an ONNX model in QDQ format, which other runtimes also read.
-/// `--help` lists its options.
+/// `--help` lists its options under "Options of --format int8".
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite quantize [OPTIONS] --output OUT MODEL", after_help = EXAMPLES)]
 pub struct Args {
     /// Model folder, or an .onnx file for int8
     model: PathBuf,
-    /// Output folder (empty or new); int8: or an .onnx file
+    /// Output folder (empty or new); for int8, also an .onnx file
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// How scales and biases are chosen [default: mse]

@@ -36,7 +36,8 @@ pub struct SamplingOptions {
     pub min_p: Option<f32>,
     /// Random seed [default: random]
     ///
-    /// The same seed gives the same text.
+    /// The same seed, device and options give the same text, unless a reused KV cache rounds
+    /// differently.
     #[arg(long, value_name = "N", value_parser = from_zero::<u64>)]
     pub seed: Option<u64>,
     /// Sample from the most typical tokens whose probabilities sum to F; 1 is off [default: 1]

@@ -4,7 +4,7 @@
 //! A trial is named as the module that adds it and what it is about, such as
 //! `api::sessions@opencl`.
 
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+#![expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod api;
 mod cache;

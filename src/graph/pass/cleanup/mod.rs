@@ -1,5 +1,5 @@
 //! Passes that simplify a graph: they remove, merge and rewrite operators.
-#![allow(missing_docs, reason = "`Pass::does` documents each pass")]
+#![expect(missing_docs, reason = "`Pass::does` documents each pass")]
 
 mod conv_norm;
 mod decompose;

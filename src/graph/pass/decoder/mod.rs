@@ -1,5 +1,5 @@
 //! Passes for language models: KV caches, precision, and which logits are computed.
-#![allow(missing_docs, reason = "`Pass::does` documents each pass")]
+#![expect(missing_docs, reason = "`Pass::does` documents each pass")]
 
 mod candidates;
 mod causal;

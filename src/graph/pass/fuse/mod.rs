@@ -1,5 +1,5 @@
 //! Passes that replace several operators by one that kernels compute at once.
-#![allow(missing_docs, reason = "`Pass::does` documents each pass")]
+#![expect(missing_docs, reason = "`Pass::does` documents each pass")]
 
 mod attention;
 mod elementwise;
