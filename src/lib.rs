@@ -145,7 +145,7 @@ pub mod options {
     pub use crate::internal::runner::Checks;
 }
 
-/// Types of results that are not at the root: parts of results and of errors, figures, and progress.
+/// Types of results that are not at the root: parts of results and errors, figures, progress.
 pub mod results {
     pub use crate::internal::backend::{DeviceKind, Stats};
     pub use crate::internal::cache::{Entry, Key, Kind};

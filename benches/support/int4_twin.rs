@@ -123,7 +123,7 @@ pub fn twins(kernel: &'static Kernel, pairs: bool) -> Result<Vec<&'static Kernel
 
 /// The vector kernel with a loop of two steps, to be compared with one of one step and never to be
 /// run: its last step may be one too many.
-#[expect(
+#[allow(
     dead_code,
     reason = "the benchmark runs kernels, the list of them compares lengths"
 )]

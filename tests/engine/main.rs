@@ -1,7 +1,5 @@
 //! Graphs, passes, plans and kernels of the engine.
 
-#![expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
-
 mod batch;
 mod candidates;
 mod decoders;

@@ -5,8 +5,6 @@
 //! A filter such as `conformance::Softmax` runs those trials of that module whose names contain the
 //! rest.
 
-#![expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
-
 mod conformance;
 mod exports;
 mod integer;

@@ -70,7 +70,6 @@ impl Memory {
     /// Elements `range`; panics if they are out of bounds.
     /// # Safety
     /// No one else reads or writes them during `'a`.
-    #[expect(clippy::mut_from_ref, reason = "a piece owns its part")]
     pub unsafe fn slice_mut<'a, T: Pod>(self, range: Range<usize>) -> &'a mut [T] {
         let at = self.checked::<T>(range.clone());
         // SAFETY: inside the memory, and owned by the caller.

@@ -53,7 +53,7 @@ fn loops_reach_their_last_element() {
             executor.write(0, "x", &x).unwrap();
             let bindings = executor.bindings(0).unwrap();
             let e = executor.run(0, &bindings).unwrap_err();
-            assert_eq!(e.kind(), ErrorKind::Other, "{e}");
+            assert_eq!(e.kind(), ErrorKind::ShapeMismatch, "{e}");
             assert!(e.to_string().contains("iterations"), "{e}");
         }
     }

@@ -24,7 +24,6 @@
 )]
 #![expect(
     clippy::missing_safety_doc,
-    clippy::too_many_arguments,
     reason = "functions of the C interface are described in its specification"
 )]
 

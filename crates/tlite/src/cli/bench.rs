@@ -104,7 +104,7 @@ pub struct Args {
         conflicts_with_all = ["draft", "draft_model"]
     )]
     depth: Vec<usize>,
-    /// Decode N sequences at once, with the first value of --prefill and --decode [default: 128 each]
+    /// Decode N sequences at once; takes the first --prefill and --decode [default: 128 each]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one, conflicts_with_all = ["depth", "draft", "draft_model"])]
     parallel: Vec<NonZeroUsize>,
     /// With --parallel: each sequence gets exactly the tokens it would get alone (slower on GPUs)

@@ -243,7 +243,6 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("src/backend/opencl/device.rs", 1, "a limit of a driver that exceeds ours"),
     ("src/capi.rs", 1, "a count beyond the integers of C"),
     ("src/executor/program.rs", 1, "an alignment, at most a page"),
-    ("src/graph/op/attention/linear_attention.rs", 1, "no shapes, which the next line refuses"),
     ("src/graph/op/matmul/matmul_nbits.rs", 2, "numbers of test cases"),
     ("src/graph/op/movement/one_hot.rs", 1, "a list of two, made above"),
     ("src/graph/op/attention/rotary_embedding.rs", 1, "0 means the whole head"),

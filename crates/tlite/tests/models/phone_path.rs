@@ -26,10 +26,12 @@ mod slices;
 mod tune;
 
 use play::{Outcome, Run};
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tlite_fake_driver::{Config, Fault, Profile, cl};
+use tlite_testing::Tier;
 use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::BackendKind;
 
@@ -90,9 +92,16 @@ pub fn trials(suite: &mut Suite) {
     }
     if let Some(dir) = model {
         let model = Arc::new(Model::new(dir.join("e0m4")));
+        let mut groups = HashSet::new();
         for (name, run) in model_trials() {
+            // Of trials that differ in a call, a kernel or a phone, one runs for each change.
+            let group = name.split(['/', '@']).next().unwrap_or_default();
+            let tier = match groups.insert(group.to_owned()) {
+                true => Tier::Quick,
+                false => Tier::Nightly,
+            };
             let model = Arc::clone(&model);
-            suite.add(name, move || run(&model));
+            suite.add_in(tier, format!("model/{name}"), move || run(&model));
         }
     }
 }
@@ -208,7 +217,7 @@ fn with_faults(profile: Profile, faults: Vec<Fault>) -> Config {
 
 fn model_trials() -> Vec<(String, ModelTrial)> {
     let mut all: Vec<(String, ModelTrial)> = Vec::new();
-    let mut add = |name: &str, run: ModelTrial| all.push((format!("model/{name}"), run));
+    let mut add = |name: &str, run: ModelTrial| all.push((name.to_owned(), run));
     add(
         "plain_is_without_the_stand_in",
         Box::new(plain_is_without_the_stand_in),

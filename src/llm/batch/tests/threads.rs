@@ -251,10 +251,10 @@ fn a_step_whose_results_cannot_be_read_leaves_no_pages() {
         // Logits that are not finite are results of the model: its cache is right.
         let left = usize::from(kind == ErrorKind::NotFinite);
         assert_eq!(steps.used_pages()[0], 2 * left);
-        let again = sequence.most_likely(&[1; PAGE + 1]);
+        let again = steps.sequence().most_likely(&[1; PAGE + 1]);
         match kind {
             ErrorKind::DeviceLost => assert_eq!(again.unwrap_err().kind(), kind),
-            _ => assert_eq!(again.unwrap().len(), 1),
+            _ => assert!(again.unwrap() < VOCAB),
         }
     }
 }

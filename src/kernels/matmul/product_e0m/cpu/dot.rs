@@ -14,7 +14,6 @@ pub type Sums<A, const M: usize, const V: usize> = [[[<A as Multiply>::Sum; V]; 
 ///
 /// Weights have 4 or 8 `BITS`, or 3 (which stands for 2, too), 5 or 6, unpacked to bytes. There are
 /// `M` rows and `V` vectors of columns.
-#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Multiply: Copy + Sized + 'static {
     type S: Words;
     /// Sums for a vector of columns.

@@ -6,7 +6,6 @@ use crate::backend::cpu::simd::{self, Simd};
 use half::f16;
 
 /// Vectors of `LANES` words. As for [`Simd`], the processor must have the instruction set.
-#[expect(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Words: Simd {
     type U: Copy;
 
