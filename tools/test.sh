@@ -134,7 +134,7 @@ if setup_aarch64; then
     }
     # `max` has all instruction sets, the other no dot products.
     step "64-bit Arm: building the tests" arm max --lib --test references --no-run
-    step "64-bit Arm: kernels" arm max --lib -- backend::cpu
+    step "64-bit Arm: kernels" arm max --lib -- cpu::
     step "64-bit Arm: operators without dot products" arm cortex-a53 --test references -- conformance::
     [ -z "$nightly" ] || step "64-bit Arm: operators" arm max --test references -- conformance::
 fi
