@@ -22,7 +22,7 @@ main { display: block; } main .panel { margin-bottom: 18px; }
 .roofline .roof { fill: none; stroke-width: 2; } .roofline circle { stroke: var(--panel); stroke-width: 1.2; fill-opacity: .88; }
 .roofline .name { font-size: 10.5px; font-weight: 600; paint-order: stroke; stroke: var(--panel); stroke-width: 3px; stroke-linejoin: round; }
 .roofline .lead { stroke: var(--soft); stroke-width: .8; }
-.f32 { --kind: var(--weights); } .int8 { --kind: var(--live); } .f16 { --kind: var(--arena); } .tensor-cores { --kind: var(--cache); }
+.f32 { --kind: var(--weights); } .int8 { --kind: var(--live); } .f16 { --kind: var(--arena); } .tensor-cores, .int16 { --kind: var(--cache); }
 circle, .roofline text.rate { fill: var(--kind); } .roof { stroke: var(--kind); } .legend .dot, .times .bar { background: var(--kind); }
 .times { display: grid; grid-template-columns: fit-content(46%) minmax(0, 1fr) auto auto; gap: .3rem .7rem; font-size: .88rem; align-items: center; margin-top: .6rem; font-variant-numeric: tabular-nums; }
 .times .what { overflow-wrap: anywhere; } .times .track { background: var(--sunken); border-radius: 4px; height: 12px; }
@@ -345,7 +345,7 @@ fn picture(out: &mut String, run: &Profile, peaks: &Peaks) {
         escaped(&run.name)
     );
     axes(out, &x, &y);
-    let taken = roofs(out, &x, &y, peaks);
+    let taken = roofs(out, &x, &y, run, peaks);
     let dots = on_device.into_iter().map(|kind| Dot {
         kind,
         x: x.at(if computes(kind) { intensity(kind) } else { edge }),
@@ -415,13 +415,17 @@ fn axes(out: &mut String, x: &Axis, y: &Axis) {
 }
 
 /// Draws the roofs, and returns where their text stands in the picture.
-fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) -> Vec<Area> {
+fn roofs(out: &mut String, x: &Axis, y: &Axis, run: &Profile, peaks: &Peaks) -> Vec<Area> {
     let (low, high) = (10f64.powf(x.low), 10f64.powf(x.high));
     let kinds = [
         (true, Arithmetic::F32),
         (peaks.matrix_flops_per_s.is_some(), Arithmetic::TensorCores),
         (peaks.f16_flops_per_s.is_some(), Arithmetic::F16),
         (peaks.int8_ops_per_s.is_some(), Arithmetic::Bytes),
+        (
+            run.kinds.iter().any(|k| k.arithmetic == Arithmetic::Int16),
+            Arithmetic::Int16,
+        ),
     ];
     let mut rates: Vec<(f64, Arithmetic)> = kinds
         .into_iter()
