@@ -292,23 +292,18 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Declares how many iterations all loops of a work-item have together. If that may exceed
-    /// [`DeviceProfile::max_loops`], there is no kernel, or the sizes of each run are checked.
+    /// Declares how many iterations all loops of a work-item have together. Sizes that exceed
+    /// [`DeviceProfile::max_loops`] have no kernel; sizes without a bound are checked in each run.
     pub fn loops(&mut self, what: &str, iterations: &Dim) -> OpResult<()> {
         let Some(most) = self.device().max_loops else {
             return Ok(());
         };
-        match self.upper_bound(iterations) {
-            Some(n) if n <= most => return Ok(()),
-            Some(_) => {
-                let what = format!("{what}: {iterations} iterations; the device runs at most {most}");
-                return Err(OpError::NoKernel(what));
-            }
-            None => {}
-        }
-        let rest = Dim::from(most).sub(iterations)?;
         let what = format!("{what}: {iterations} iterations; the device runs at most {most}");
-        self.require(rest, &what);
+        match self.upper_bound(iterations) {
+            Some(n) if n <= most => {}
+            Some(_) => return Err(OpError::NoKernel(what)),
+            None => self.require(Dim::from(most).sub(iterations)?, &what),
+        }
         Ok(())
     }
 

@@ -39,7 +39,7 @@ pub enum Fault {
     Panicked(Panicked),
 }
 
-/// A [`NativeKernel`] kernel with its epilogue.
+/// A [`NativeKernel`] with its epilogue.
 struct Resolved<K> {
     kernel: K,
     epilogue: Option<Epilogue>,

@@ -112,6 +112,11 @@ pub(super) fn list(a: &dyn Attributes, name: &str, low: i64) -> OpResult<Vec<i64
 }
 
 impl Window {
+    /// Number of elements of the kernel.
+    pub fn taps(&self) -> i64 {
+        self.kernel.iter().copied().fold(1, i64::saturating_mul)
+    }
+
     /// A window of these sizes with stride 1 and no padding.
     pub fn new(kernel: &[i64]) -> Self {
         Self {

@@ -141,8 +141,7 @@ impl Op for Pool {
         let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
         let ((_, _, spatial), (_, _, windows)) = (parts("the input", &x.0)?, parts("the result", &out.0)?);
         let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
-        let taps = self.window.kernel.iter().copied().fold(1, i64::saturating_mul);
-        cx.loops("windows", &taps.saturating_mul(4).into())?;
+        cx.loops("windows", &self.window.taps().saturating_mul(4).into())?;
         let call = window::define(Call::new(&KERNEL, 64), &lines);
         let call = match self.kind {
             Kind::Max { indices: true, .. } => {

@@ -165,8 +165,7 @@ impl Op for Int8Pool {
             return Err(OpError::expected("rank", "3 or more", x.rank()));
         };
         let lines = self.window.plane(&self.window.kernel, spatial, windows)?;
-        let taps = self.window.kernel.iter().copied().fold(1, i64::saturating_mul);
-        cx.loops("windows", &taps.saturating_mul(2).into())?;
+        cx.loops("windows", &self.window.taps().saturating_mul(2).into())?;
         let scaled = matches!(self.kind, Kind::Scaled { .. });
         let [h, v] = &lines;
         let args = Args::<Planned> {

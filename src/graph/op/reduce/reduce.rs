@@ -326,7 +326,7 @@ pub(crate) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         .upper_bound(&rows)
         .is_some_and(|n| n / 2 >= i64::from(cx.device().max_grid));
     let item = !x.dtype.is_float() || kind == Kind::Prod || few && (!flat || crowded);
-    // Two results, of which LogSumExp reads each element twice.
+    // A work-item computes two results. LogSumExp reads each element twice.
     let each = if item { cols.clone() } else { cols.ceil_div(64)? };
     let passes = if kind == Kind::LogSumExp { 4 } else { 2 };
     cx.loops("a reduction", &each.mul(&passes.into())?)?;

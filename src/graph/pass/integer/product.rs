@@ -69,7 +69,7 @@ fn check_scales(weights: &Weights, axis: usize) -> Matched<()> {
 
 pub(super) fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Found {
     let (x, weights) = (view.operand(0)?, view.weights(1, 0)?);
-    let m = weights.shape.first().copied().unwrap_or(0);
+    let m = *(weights.shape.first()).ok_or_else(|| refuse("weights with too few axes"))?;
     check_scales(&weights, 0)?;
     check_window(&conv.window)?;
     channels(&x.shape, 1)?;
