@@ -27,11 +27,12 @@ const TOKENS: usize = 8192;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Calibration")]
 pub struct CalibrationOptions {
-    /// Calibration data, similar to the intended use and different from your evaluation data
+    /// Data like that of the intended use
     ///
-    /// For weights only: a text (UTF-8). For int8: a folder or file of pictures (.png, .jpg) or
-    /// .npy files, or a text with a line for each item. A model with several inputs takes a folder
-    /// with one folder per item that holds NAME.npy for each input.
+    /// It should differ from your evaluation data. For weights only: a text (UTF-8). For int8: a
+    /// folder or file of pictures (.png, .jpg) or .npy files, or a text with a line for each item. A
+    /// model with several inputs takes a folder with one folder per item that holds NAME.npy for
+    /// each input.
     #[arg(long, value_name = "PATH")]
     pub calibration: Option<PathBuf>,
     /// Use the first N tokens of the text [default: 8192]
