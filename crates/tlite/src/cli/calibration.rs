@@ -30,8 +30,8 @@ pub struct CalibrationOptions {
     /// Data like that of the intended use
     ///
     /// It should differ from your evaluation data. For weights only: a text (UTF-8). For int8: a
-    /// folder or file of pictures (.png, .jpg) or .npy files, or a text with a line for each item. A
-    /// model with several inputs takes a folder with one folder per item that holds NAME.npy for
+    /// folder or file of pictures (.png, .jpg) or .npy files, or a text with a line for each item.
+    /// A model with several inputs takes a folder with one folder per item that holds NAME.npy for
     /// each input.
     #[arg(long, value_name = "PATH")]
     pub calibration: Option<PathBuf>,

@@ -127,8 +127,11 @@ fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
         return Err("nothing to run".to_owned());
     };
     let kernels = model.join("kernels");
+    // Cargo's own list may name a folder with an older build first.
+    let listed = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let said = output(
         Command::new(first)
+            .env("LD_LIBRARY_PATH", format!("{}:{listed}", library.display()))
             .args(rest)
             .arg(&model)
             .arg(place.name())
