@@ -9,7 +9,7 @@
 //! node stays float between its conversions, as the model says. Sums of products are requantized in
 //! one of two arithmetics ([`Arithmetic`]).
 //!
-//! | ONNX node | module of the [`Site`] | operators | kernels |
+//! | ONNX node | module of the `Site` | operators | kernels |
 //! |---|---|---|---|
 //! | `QuantizeLinear`, `DequantizeLinear` at the border | | `Int8Quantize`, `Int8Dequantize`, `Int8Enter`, `Int8Leave` | `int8_quantize`, `int8_dequantize`, `int8_enter`, `int8_leave` |
 //! | `Conv`, `ConvTranspose`, `ConvInteger`, `QLinearConv`; `MatMul`, `Gemm`, `QLinearMatMul` of constants | `product` | `Int8Conv` | `int8_conv`, `int8_depthwise` |
