@@ -49,6 +49,21 @@ pub fn at<T>(list: &[T], i: usize) -> Result<&T, OutOfRange> {
     list.get(i).ok_or_else(|| outside("an index", &i, list.len()))
 }
 
+/// Number `i` of the random sequence SplitMix64 (Steele, Lea and Flood, 2014) for `seed`: 64 bits
+/// that are equal on all machines.
+pub fn random_bits(seed: u64, i: u64) -> u64 {
+    let z = seed.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Number `i` of that sequence as a float, uniform in [0, 1), in multiples of 2^-53.
+#[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+pub fn random_uniform(seed: u64, i: u64) -> f64 {
+    (random_bits(seed, i) >> 11) as f64 / (1u64 << 53) as f64
+}
+
 #[cold]
 fn outside(what: &'static str, place: &dyn Debug, len: usize) -> OutOfRange {
     OutOfRange {

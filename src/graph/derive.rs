@@ -2,7 +2,7 @@
 //! errors.
 
 use super::op::{Assumption, DataDependentDim, DimSource, InferCx, OpError, OpResult, count, nothing};
-use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, TensorScalar, ValueId};
+use super::{Graph, MadeSymbol, NodeAssumption, NodeId, Op, TensorScalar, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::limits;
 use crate::num;
@@ -120,9 +120,9 @@ fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
         .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
 }
 
-/// Tracks small integers and quotients through a node that moves them, by evaluating it over
+/// Tracks small integers and quotients through an operator that moves them, by evaluating it over
 /// positions instead of elements. Results whose elements are all numbers become constants.
-fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
+pub(super) fn follow(op: &dyn Op, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
     let quotients = inputs
         .iter()
         .flatten()
@@ -138,10 +138,10 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
             && small()
     };
     if facts.iter().any(open)
-        && let Some((operands, elements)) = positions(node, inputs)?
+        && let Some((operands, elements)) = positions(op, inputs)?
     {
         let operands: Vec<_> = operands.iter().map(Option::as_ref).collect();
-        for (fact, moved) in facts.iter_mut().zip(node.op.run(&operands)?) {
+        for (fact, moved) in facts.iter_mut().zip(op.run(&operands)?) {
             let pick = |i: i64| usize::try_from(i).ok().and_then(|i| elements.get(i).cloned());
             if open(fact)
                 && moved.len() <= MAX_KNOWN
@@ -166,11 +166,11 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
     Ok(())
 }
 
-/// The node's operands with their moved elements replaced by positions in the returned list;
+/// The operands with their moved elements replaced by positions in the returned list;
 /// position 0 is the number 0. `None` if an element is unknown.
 #[expect(clippy::type_complexity, reason = "two lists, used in one place")]
 fn positions(
-    node: &Node,
+    op: &dyn Op,
     inputs: &[Option<&Fact>],
 ) -> OpResult<Option<(Vec<Option<HostTensor>>, Vec<Quotient>)>> {
     let mut elements = vec![Quotient::whole(0.into())];
@@ -180,7 +180,7 @@ fn positions(
             operands.push(None);
             continue;
         };
-        let moves = node.op.moves(i);
+        let moves = op.moves(i);
         if let (false, Some(tensor)) = (moves, fact.as_const()) {
             operands.push(Some(tensor.as_ref().clone()));
             continue;
@@ -278,7 +278,7 @@ fn infer(graph: &Graph, id: NodeId) -> Result<DerivedNode> {
             Err(e) => return Err(graph.node_error(Stage::Shape, node, e)),
         }
     } else {
-        follow(node, &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
+        follow(node.op.as_ref(), &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
     }
     Ok(DerivedNode { facts, made, assumed })
 }

@@ -4,7 +4,7 @@ use super::bounds::Bounds;
 use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -272,6 +272,22 @@ impl<'a> Edit<'a> {
     pub fn add_input(&mut self, id: ValueId) {
         self.graph.values[id.index()].is_input = true;
         self.graph.inputs.push(id);
+    }
+
+    /// Declares that only the element type of an input is known.
+    pub fn forget_shape(&mut self, id: ValueId, dtype: DType) {
+        self.graph.values[id.index()].fact = None;
+        self.graph.unranked.push((id, dtype));
+    }
+
+    /// Declares a constant that a caller may replace.
+    pub fn add_default(&mut self, id: ValueId) {
+        self.graph.defaults.push(id);
+    }
+
+    /// Constants among `ids` cannot be replaced by a caller any more.
+    pub fn remove_defaults(&mut self, ids: &[ValueId]) {
+        self.graph.defaults.retain(|v| !ids.contains(v));
     }
 
     /// Promises that the elements of the integer input `id` are within `bounds`, so that a plan may

@@ -1,7 +1,7 @@
 //! The host interpreter: runs [`Op::eval`](super::op::Op::eval) over a graph. It is the reference
 //! of all tests and implements `--backend host`.
 
-use super::op::nothing;
+use super::op::{OpError, fit_with_contents, nothing};
 use super::{Graph, Node, NodeId, ValueId};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::limits;
@@ -48,16 +48,18 @@ pub fn steps(graph: &Graph) -> Result<Vec<Step>> {
 
 /// The results of a node.
 pub fn compute(node: &Node, inputs: &[Option<&HostTensor>], stage: Stage) -> Result<Vec<HostTensor>> {
-    node.op.run(inputs).map_err(|e| {
-        let text = |t: &Option<&HostTensor>| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}"));
-        Error::Node {
-            stage,
-            op: node.op.name().to_owned(),
-            node: node.name.clone(),
-            inputs: inputs.iter().map(text).collect::<Vec<_>>().join(", "),
-            source: e.into(),
-        }
-    })
+    node.op.run(inputs).map_err(|e| failed(node, inputs, stage, e))
+}
+
+fn failed(node: &Node, inputs: &[Option<&HostTensor>], stage: Stage, e: OpError) -> Error {
+    let text = |t: &Option<&HostTensor>| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}"));
+    Error::Node {
+        stage,
+        op: node.op.name().to_owned(),
+        node: node.name.clone(),
+        inputs: inputs.iter().map(text).collect::<Vec<_>>().join(", "),
+        source: e.into(),
+    }
 }
 
 /// A graph prepared for repeated evaluation on the host.
@@ -67,6 +69,8 @@ pub struct Interpreter {
     steps: Vec<Step>,
     /// Applies to each run. `None` for bodies, which run within the quota of their node.
     quota: Option<Quota>,
+    /// Shapes were not derived, so operators have not seen their operands.
+    underived: bool,
 }
 
 impl Interpreter {
@@ -77,6 +81,7 @@ impl Interpreter {
             graph,
             steps,
             quota: None,
+            underived: false,
         })
     }
 
@@ -84,6 +89,14 @@ impl Interpreter {
     #[must_use]
     pub fn within_quota(mut self) -> Self {
         self.quota = Quota::current();
+        self
+    }
+
+    /// Lets each operator check the types and shapes of its operands before it runs, for a graph
+    /// whose shapes are not derived.
+    #[must_use]
+    pub fn underived(mut self) -> Self {
+        self.underived = true;
         self
     }
 
@@ -122,6 +135,10 @@ impl Interpreter {
                         None => Some(constant(graph, *v)?),
                     },
                 });
+            }
+            if self.underived {
+                let checked = fit_with_contents(node.op.as_ref(), &inputs);
+                checked.map_err(|e| failed(node, &inputs, Stage::Run, e))?;
             }
             let facts: Option<Vec<&Fact>> = node
                 .outputs

@@ -18,8 +18,9 @@ pub use edit::Edit;
 pub use op::{Op, OpError};
 
 use self::bounds::Bounds;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Constraints, Dim, Fact, Known, Symbol};
+use crate::tensor::DType;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
@@ -128,6 +129,10 @@ pub struct Graph {
     pub(crate) values: Vec<Value>,
     pub(crate) nodes: Vec<Option<Node>>,
     pub(crate) inputs: Vec<ValueId>,
+    /// Inputs whose number of axes the model file does not state; they have no fact.
+    pub(crate) unranked: Vec<(ValueId, DType)>,
+    /// Constants that a caller may replace: initializers that the model file lists as inputs.
+    pub(crate) defaults: Vec<ValueId>,
     pub(crate) outputs: Vec<ValueId>,
     pub(crate) states: Vec<State>,
     /// Versions of the operator sets that the model file declares, by domain.
@@ -183,9 +188,16 @@ impl Graph {
     /// The fact of a value. Before derivation, an error that names the value.
     pub fn fact(&self, id: ValueId) -> Result<&Fact> {
         let v = self.value(id);
+        let missing = || match self.unranked.iter().any(|(u, _)| *u == id) {
+            true => format!(
+                "the model does not state the number of axes of input \"{}\"; it is known only in a run",
+                v.name
+            ),
+            false => format!("value \"{}\" has no shape yet", v.name),
+        };
         v.fact
             .as_ref()
-            .ok_or_else(|| Error::other(Stage::Shape, format!("value \"{}\" has no shape yet", v.name)))
+            .ok_or_else(|| Error::other(Stage::Shape, missing()).of_kind(ErrorKind::Unsupported))
     }
 
     /// The node with this id, unless it was removed.
@@ -202,6 +214,16 @@ impl Graph {
     /// Values that the caller supplies for each run.
     pub fn inputs(&self) -> &[ValueId] {
         &self.inputs
+    }
+
+    /// Inputs whose number of axes the model file does not state, with their element types.
+    pub fn unranked(&self) -> &[(ValueId, DType)] {
+        &self.unranked
+    }
+
+    /// Constants that a caller may replace: initializers that the model file lists as inputs.
+    pub fn defaults(&self) -> &[ValueId] {
+        &self.defaults
     }
 
     /// Values that a run returns.

@@ -11,6 +11,7 @@ pub use range::Range;
 use super::candidates::{CandidateRow, Candidates};
 use super::constraint::Constraint;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::num;
 use filters::Candidate;
 
 /// Sampling settings.
@@ -138,28 +139,33 @@ impl SamplerConfig {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): small, fast, equal on all machines, not
-/// cryptographically secure.
+/// The random sequence of [`num::random_bits`]; not cryptographically secure.
 #[derive(Clone, Debug)]
-pub struct SplitMix64(u64);
+pub struct SplitMix64 {
+    seed: u64,
+    next: u64,
+}
 
 impl SplitMix64 {
     /// The sequence for `seed`.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self { seed, next: 0 }
+    }
+
+    fn count(&mut self) -> u64 {
+        let i = self.next;
+        self.next = i.wrapping_add(1);
+        i
     }
 
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        num::random_bits(self.seed, self.count())
     }
 
     /// Uniform in [0, 1), in multiples of 2^-53.
     pub fn next_f64(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+        num::random_uniform(self.seed, self.count())
     }
 }
 

@@ -1,15 +1,18 @@
 //! Converts a `ModelProto` to a [`Graph`].
 
+mod attributes;
+
+use super::functions::{self, Added, Function, Functions, MAX_CALLS, Opsets};
 use super::missing::{Missing, MissingParts};
-use super::proto::{AttributeProto, DimensionValue, GraphProto, NodeProto, TypeProto};
+use super::proto::{DimensionProto, DimensionValue, GraphProto, NodeProto, TypeProto};
+use super::sequences::{self, Replacement, Sequences};
 use super::weights::{Weights, bytes};
 use super::{decode, dtype_of};
 use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
-use crate::graph::body::Body;
 use crate::graph::op::{Attributes, OnnxName, Op, OpDef, OpError, OpResult, all};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use attributes::NodeAttributes;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -30,6 +33,8 @@ pub struct ImportOptions {
     /// Files are copied into memory instead of mapped; see
     /// [`Limits::read_files`](crate::Limits::read_files).
     pub read_files: bool,
+    /// Seed of operators that draw random numbers.
+    pub seed: u64,
 }
 
 impl ImportOptions {
@@ -37,6 +42,7 @@ impl ImportOptions {
     pub const PLANNING: Self = Self {
         absent_weights: true,
         read_files: false,
+        seed: 0,
     };
 }
 
@@ -51,22 +57,22 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let model = decode::model(Stage::Import, path, file.bytes())?;
     let no_graph = || Error::file(Stage::Import, path, "not an ONNX model: there is no graph in it");
     let proto = model.graph.as_ref().ok_or_else(no_graph)?;
-    let mut opsets = HashMap::new();
-    for o in &model.opset_import {
-        opsets.insert(standard_domain(&o.domain), o.version);
-    }
+    let opsets = functions::opsets(&model.opset_import);
+    let functions = functions::functions(&model);
     let missing = RefCell::new(Vec::new());
     // A model without operators of the standard domain need not declare its version.
-    if let Some(v) = opsets.get("")
-        && !(OLDEST_OPSET..=NEWEST_OPSET).contains(v)
-    {
-        let why = format!("opset {v} (expected {OLDEST_OPSET} to {NEWEST_OPSET})");
-        missing.borrow_mut().push(Missing {
-            op: "opset".to_owned(),
-            name: "ai.onnx".to_owned(),
-            inside: String::new(),
-            source: OpError::Unsupported(why),
-        });
+    for opsets in functions.values().map(|f| &f.opsets).chain([&opsets]) {
+        if let Some(v) = opsets.get("")
+            && !(OLDEST_OPSET..=NEWEST_OPSET).contains(v)
+        {
+            let why = format!("opset {v} (expected {OLDEST_OPSET} to {NEWEST_OPSET})");
+            missing.borrow_mut().push(Missing {
+                op: "opset".to_owned(),
+                name: "ai.onnx".to_owned(),
+                inside: String::new(),
+                source: OpError::Unsupported(why),
+            });
+        }
     }
     let weights = Weights::new(path)
         .may_be_absent(options.absent_weights)
@@ -75,9 +81,17 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let file = ModelFile {
         path,
         opsets: &opsets,
+        own_opsets: &Opsets::from([("", sequences::OPSET)]),
+        functions: &functions,
         weights: &weights,
         missing: &missing,
         depth: 0,
+        loops: 0,
+        open: &RefCell::default(),
+        elements: &Cell::new(0),
+        added: &Cell::default(),
+        seed: options.seed,
+        random_nodes: &Cell::new(0),
     };
     let mut graph = Graph::default();
     Importer::new(file, &mut graph, None).graph(proto)?;
@@ -105,22 +119,41 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
 #[derive(Clone, Copy)]
 struct ModelFile<'a> {
     path: &'a Path,
-    opsets: &'a HashMap<&'a str, i64>,
+    /// Those of the model, or of the function whose nodes are imported.
+    opsets: &'a Opsets<'a>,
+    /// Those of the nodes that replace others.
+    own_opsets: &'a Opsets<'a>,
+    functions: &'a Functions<'a>,
     weights: &'a RefCell<Weights>,
     /// Unsupported parts of all graphs.
     missing: &'a RefCell<Vec<Missing>>,
-    /// Number of enclosing graphs.
+    /// Number of enclosing graphs, and of those the bodies of loops.
     depth: usize,
+    loops: usize,
+    /// The functions of the enclosing calls.
+    open: &'a RefCell<Vec<[String; 3]>>,
+    /// Elements of sequences so far.
+    elements: &'a Cell<usize>,
+    /// What calls have added.
+    added: &'a Cell<Added>,
+    /// See [`ImportOptions::seed`], and the number of seeds given to nodes.
+    seed: u64,
+    random_nodes: &'a Cell<u64>,
 }
 
-/// Maximum nesting of graphs. Each derivation of an outer graph derives the inner ones again.
-const MAX_DEPTH: usize = 8;
+/// Maximum nesting of graphs, which bounds the stack that they need. Files nest about as deep as
+/// messages of their format may.
+const MAX_DEPTH: usize = 32;
+/// Maximum nesting of loops. Deriving a loop may derive its body several times, so nested ones
+/// multiply.
+const MAX_LOOPS: usize = 8;
 
 struct Importer<'a> {
     path: &'a Path,
     file: ModelFile<'a>,
     edit: Edit<'a>,
     names: HashMap<String, ValueId>,
+    sequences: Sequences,
     nodes: HashSet<String>,
     /// For a body: names captured from the enclosing graphs, which become inputs. `None` for the
     /// model's graph.
@@ -137,14 +170,11 @@ impl<'a> Importer<'a> {
             file,
             edit: Edit::new(graph),
             names: HashMap::new(),
+            sequences: Sequences::new(),
             nodes: HashSet::new(),
             outer: body.as_ref().map(|_| Vec::new()),
             inside: body.unwrap_or_default(),
         }
-    }
-
-    fn bad(&self, what: impl Into<String>) -> Error {
-        Error::file(Stage::Import, self.path, what)
     }
 
     /// Records a part that is not supported.
@@ -173,6 +203,10 @@ impl<'a> Importer<'a> {
     }
 
     fn lookup(&mut self, name: &str, reader: &str) -> Result<ValueId> {
+        if self.sequences.contains_key(name) {
+            let why = format!("a sequence or optional that {reader} reads");
+            self.miss("value", name, OpError::Unsupported(why));
+        }
         if let Some(id) = self.names.get(name) {
             return Ok(*id);
         }
@@ -199,18 +233,24 @@ impl<'a> Importer<'a> {
             let tensor = self.file.weights.borrow_mut().tensor(t)?;
             self.define(&t.name, Some(Fact::of(Arc::new(tensor))))?;
         }
-        let constants: HashSet<&str> = proto.initializer.iter().map(|t| t.name.as_str()).collect();
-        for v in proto
-            .input
-            .iter()
-            .filter(|v| !constants.contains(v.name.as_str()))
-        {
+        for t in &proto.sparse_initializer {
+            let (name, tensor) = self.file.weights.borrow_mut().sparse(t)?;
+            self.define(&name, Some(Fact::of(Arc::new(tensor))))?;
+        }
+        let constants = proto.initializer.iter().map(|t| t.name.clone());
+        let sparse = proto.sparse_initializer.iter().filter_map(|t| t.values.as_ref());
+        let constants: HashSet<String> = constants.chain(sparse.map(|t| t.name.clone())).collect();
+        for v in &proto.input {
+            if constants.contains(&v.name) {
+                let id = self.lookup(&v.name, "the list of inputs")?;
+                self.edit.add_default(id);
+                continue;
+            }
+            let id = self.define(&v.name, None)?;
             // The types of a body's inputs come from the operands of its node.
-            let fact = match &self.outer {
-                None => self.declared(&v.name, v.r#type.as_ref())?,
-                Some(_) => None,
-            };
-            let id = self.define(&v.name, fact)?;
+            if self.outer.is_none() {
+                self.declare(id, &v.name, v.r#type.as_ref());
+            }
             self.edit.add_input(id);
         }
         // Producers should precede their readers; define all names first so that errors are
@@ -230,52 +270,26 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// The fact of an input; `None` if it was recorded as unsupported.
-    fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Option<Fact>> {
-        let miss = |why: &str| self.miss("input", name, OpError::Unsupported(why.to_owned()));
+    /// Sets what the file states of an input, or records it as unsupported.
+    fn declare(&mut self, id: ValueId, name: &str, ty: Option<&TypeProto>) {
         let Some(tensor) = ty.and_then(|t| t.tensor_type.as_ref()) else {
-            miss("a value that is not a tensor");
-            return Ok(None);
+            let why = "a value that is not a tensor".to_owned();
+            return self.miss("input", name, OpError::Unsupported(why));
         };
         let dtype = match dtype_of(i64::from(tensor.elem_type)) {
             Ok(dtype) => dtype,
-            Err(e) => {
-                self.miss("input", name, e);
-                return Ok(None);
-            }
+            Err(e) => return self.miss("input", name, e),
         };
         let Some(shape) = tensor.shape.as_ref() else {
-            miss("a tensor of unknown rank");
-            return Ok(None);
+            return self.edit.forget_shape(id, dtype);
         };
-        let mut dims = Vec::new();
-        for (i, d) in shape.dim.iter().enumerate() {
-            dims.push(match &d.value {
-                Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
-                // Placeholders such as `?` do not state that two sizes are equal.
-                Some(DimensionValue::Param(p)) if p.contains(char::is_alphanumeric) => {
-                    self.size(name, i, p)?
-                }
-                _ => Dim::symbol(&format!("{name}_{i}")),
-            });
-        }
-        Ok(Some(Fact::new(dtype, Shape(dims))))
-    }
-
-    /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters
-    /// derive from paths, such as `x.DynamicDimension.0`, become identifiers; other text is an
-    /// error.
-    fn size(&self, input: &str, axis: usize, text: &str) -> Result<Dim> {
-        match Dim::parse(text) {
-            Ok(d) => Ok(d),
-            Err(_)
-                if !text.starts_with(|c: char| c.is_ascii_digit())
-                    && text.split(['.', ':', '#', '@']).all(is_word) =>
-            {
-                Ok(Dim::symbol(text))
-            }
-            Err(e) => Err(self.bad(format!("input \"{input}\", axis {axis}: {e}"))),
-        }
+        let size = |(i, d): (usize, &DimensionProto)| match &d.value {
+            Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
+            Some(DimensionValue::Param(p)) => size_named(p).unwrap_or_else(|| unnamed(name, i)),
+            _ => unnamed(name, i),
+        };
+        let shape = Shape(shape.dim.iter().enumerate().map(size).collect());
+        self.edit.set_fact(id, Fact::new(dtype, shape));
     }
 
     fn node(&mut self, n: &NodeProto, position: usize) -> Result<()> {
@@ -289,6 +303,12 @@ impl<'a> Importer<'a> {
             name = format!("{name}#{position}");
         }
         let domain = standard_domain(&n.domain);
+        if domain.is_empty() && self.sequence(n, &format!("{name}#{position}"))? {
+            return Ok(());
+        }
+        if let Some(function) = self.function(n, domain) {
+            return self.call(n, &format!("{name}#{position}"), function);
+        }
         let Some(opset) = self.file.opsets.get(domain).copied() else {
             let shown = if domain.is_empty() { "ai.onnx" } else { domain };
             let why = format!("domain \"{shown}\", whose version the model does not declare");
@@ -326,6 +346,106 @@ impl<'a> Importer<'a> {
         let inputs = self.operands(&attributes, &name, &generated)?;
         let outputs = self.results(&attributes, &name, &generated)?;
         self.edit.add_node(&name, vec![name.clone()], op, inputs, outputs);
+        Ok(())
+    }
+
+    /// Imports the nodes in place of one that makes or reads sequences or optionals. Returns false
+    /// if it does not.
+    fn sequence(&mut self, n: &NodeProto, place: &str) -> Result<bool> {
+        let mut known = std::mem::take(&mut self.sequences);
+        let read = RefCell::new(Vec::new());
+        let constant = |name: &str| {
+            let id = *self.names.get(name)?;
+            let fact = self.edit.value(id).fact.as_ref()?;
+            let elements = fact.as_const()?.to_i64().ok()?;
+            read.borrow_mut().push(id);
+            Some(elements)
+        };
+        let mut replacement = Replacement {
+            node: n,
+            place,
+            known: &mut known,
+            ints: &constant,
+            elements: self.file.elements,
+            made: Vec::new(),
+        };
+        let is_one = replacement.run();
+        let made = replacement.made;
+        self.sequences = known;
+        // A run cannot replace what is used here.
+        let read = read.into_inner();
+        self.edit.remove_defaults(&read);
+        match is_one {
+            Ok(true) => {
+                let opsets = self.file.opsets;
+                // A loop keeps its opset: its body is the model's own.
+                if made.iter().all(|n| n.op_type != "Loop") {
+                    self.file.opsets = self.file.own_opsets;
+                }
+                self.nodes_for(&made)?;
+                self.file.opsets = opsets;
+            }
+            Ok(false) => return Ok(false),
+            Err(e) => self.miss(&n.op_type, place, e),
+        }
+        Ok(true)
+    }
+
+    /// The function that a node calls. A model may carry the definition of an operator that this
+    /// engine has.
+    fn function(&self, n: &NodeProto, domain: &str) -> Option<&'a Function<'a>> {
+        if self.file.functions.is_empty() {
+            return None;
+        }
+        let key = functions::key(&n.domain, &n.op_type, &n.overload);
+        let found = self.file.functions.get(&key)?;
+        let opset = self.file.opsets.get(domain).copied().unwrap_or(0);
+        let own = DEFINITIONS.get(&(domain, n.op_type.as_str()));
+        let is_own = own.is_some_and(|all| all.iter().any(|(_, name)| name.since <= opset));
+        (!is_own).then_some(found)
+    }
+
+    /// Imports the nodes of a function in place of a call.
+    fn call(&mut self, n: &NodeProto, name: &str, function: &'a Function<'a>) -> Result<()> {
+        let nodes = self.file.added.get().with(function).and_then(|added| {
+            self.file.added.set(added);
+            let open = self.file.open.borrow();
+            if open.contains(&function.key()) {
+                return Err(OpError::Unsupported("a function that calls itself".to_owned()));
+            }
+            if open.len() >= MAX_CALLS {
+                let why = format!("calls of functions nested deeper than {MAX_CALLS}");
+                return Err(OpError::Unsupported(why));
+            }
+            function.body(n, name)
+        });
+        let nodes = match nodes {
+            Ok(nodes) => nodes,
+            Err(e) => {
+                self.miss(&n.op_type, name, e);
+                return Ok(());
+            }
+        };
+        let outside = (self.file, self.inside.clone());
+        self.file.open.borrow_mut().push(function.key());
+        self.file.opsets = &function.opsets;
+        self.inside = format!(" in the function {} of \"{name}\"{}", n.op_type, outside.1);
+        self.nodes_for(&nodes)?;
+        (self.file, self.inside) = outside;
+        self.file.open.borrow_mut().pop();
+        Ok(())
+    }
+
+    /// Imports nodes that take the place of another, whose results are defined already.
+    fn nodes_for(&mut self, nodes: &[NodeProto]) -> Result<()> {
+        for out in nodes.iter().flat_map(|n| &n.output).filter(|o| !o.is_empty()) {
+            if !self.names.contains_key(out) {
+                self.define(out, None)?;
+            }
+        }
+        for (i, inner) in nodes.iter().enumerate() {
+            self.node(inner, i)?;
+        }
         Ok(())
     }
 
@@ -388,7 +508,7 @@ impl<'a> Importer<'a> {
     }
 }
 
-fn standard_domain(name: &str) -> &str {
+pub(super) fn standard_domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
@@ -428,231 +548,16 @@ fn in_body(name: &str, error: &Error) -> OpError {
     OpError::Body(format!("in `{name}`: {}", error.chain()), error.kind())
 }
 
-fn is_word(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+/// The size that a file calls `text`: an expression such as `past + seq`, or a name. `None` for
+/// placeholders such as `?`, which do not state that two sizes are equal.
+fn size_named(text: &str) -> Option<Dim> {
+    let is_name = text.contains(char::is_alphanumeric);
+    is_name.then(|| Dim::parse(text).unwrap_or_else(|_| Dim::symbol(text)))
 }
 
-/// Attributes of one node; tracks which ones are read.
-struct NodeAttributes<'a> {
-    node: &'a NodeProto,
-    opset: i64,
-    file: ModelFile<'a>,
-    read: RefCell<HashSet<String>>,
-    drop_omitted: Cell<bool>,
-    added: RefCell<Vec<HostTensor>>,
-    /// Operands after the node's own: values that bodies capture from the enclosing graphs.
-    outer: RefCell<Vec<Option<String>>>,
-    /// The node, as text that follows the name of one of its graphs.
-    place: String,
-}
-
-impl NodeAttributes<'_> {
-    fn find(&self, name: &str) -> Option<&AttributeProto> {
-        let found = self.node.attribute.iter().find(|a| a.name == name);
-        if found.is_some() {
-            self.read.borrow_mut().insert(name.to_owned());
-        }
-        found
-    }
-
-    fn typed(&self, name: &str, code: i32, what: &str) -> OpResult<Option<&AttributeProto>> {
-        match self.find(name) {
-            // Some exporters omit the type.
-            Some(a) if a.r#type == code || a.r#type == 0 => Ok(Some(a)),
-            Some(a) => Err(OpError::expected(
-                format!("attribute `{name}`"),
-                what,
-                format!("attribute type {}", a.r#type),
-            )),
-            None => Ok(None),
-        }
-    }
-
-    /// Fails if the node has more operands or results than its operator can have.
-    fn within(&self, inputs: usize, outputs: usize) -> OpResult<()> {
-        let counts = [
-            ("operands", inputs, self.input_count()),
-            ("results", outputs, self.output_count()),
-        ];
-        match counts.into_iter().find(|(_, most, found)| found > most) {
-            None => Ok(()),
-            Some((what, most, found)) => Err(OpError::expected(
-                format!("number of {what}"),
-                format!("at most {most}"),
-                found,
-            )),
-        }
-    }
-
-    /// Names of the attributes that were not read yet.
-    fn unread(&self) -> Vec<&str> {
-        let read = self.read.borrow();
-        let names = self.node.attribute.iter().map(|a| a.name.as_str());
-        names.filter(|name| !read.contains(*name)).collect()
-    }
-
-    fn all_read(&self) -> OpResult<()> {
-        match self.unread().as_slice() {
-            [] => Ok(()),
-            [name] => Err(OpError::Unsupported(format!("attribute `{name}`"))),
-            names => Err(OpError::Unsupported(format!(
-                "attributes `{}`",
-                names.join("`, `")
-            ))),
-        }
-    }
-
-    /// Records unsupported parts in the node's graphs that were not read yet.
-    fn look_inside(&self) {
-        let graphs = self.node.attribute.iter().filter(|a| a.g.is_some());
-        let names: Vec<&str> = graphs.map(|a| a.name.as_str()).collect();
-        for name in self.unread().into_iter().filter(|name| names.contains(name)) {
-            // The node is already rejected, for a more specific reason.
-            let _ = self.graph(name, 0);
-        }
-    }
-
-    /// The value of a `Constant` node.
-    fn constant(&self) -> OpResult<HostTensor> {
-        if let Some(t) = self.tensor("value")? {
-            return Ok(t);
-        }
-        if let Some(v) = self.int("value_int")? {
-            return Ok(HostTensor::from_i64(&[], &[v])?);
-        }
-        if let Some(v) = self.ints("value_ints")? {
-            return Ok(HostTensor::from_i64(&[v.len()], &v)?);
-        }
-        if let Some(v) = self.float("value_float")? {
-            return Ok(HostTensor::from_f32(&[], &[v])?);
-        }
-        if let Some(v) = self.floats("value_floats")? {
-            return Ok(HostTensor::from_f32(&[v.len()], &v)?);
-        }
-        Err(OpError::Unsupported(
-            "a constant that is neither a number, a list of numbers nor a dense tensor".to_owned(),
-        ))
-    }
-}
-
-impl Attributes for NodeAttributes<'_> {
-    fn op_type(&self) -> &str {
-        &self.node.op_type
-    }
-
-    fn opset(&self) -> i64 {
-        self.opset
-    }
-
-    fn input_count(&self) -> usize {
-        self.node
-            .input
-            .iter()
-            .rposition(|i| !i.is_empty())
-            .map_or(0, |i| i + 1)
-    }
-
-    fn has_input(&self, i: usize) -> bool {
-        self.node.input.get(i).is_some_and(|i| !i.is_empty())
-    }
-
-    fn add_operand(&self, tensor: HostTensor) {
-        self.added.borrow_mut().push(tensor);
-    }
-
-    fn drop_omitted(&self) {
-        self.drop_omitted.set(true);
-    }
-
-    fn output_count(&self) -> usize {
-        self.node
-            .output
-            .iter()
-            .rposition(|o| !o.is_empty())
-            .map_or(0, |i| i + 1)
-    }
-
-    fn result_count(&self) -> usize {
-        self.node.output.len()
-    }
-
-    fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>> {
-        Ok(self.typed(name, 6, "floats")?.map(|a| a.floats.clone()))
-    }
-
-    fn int(&self, name: &str) -> OpResult<Option<i64>> {
-        Ok(self.typed(name, 2, "an integer")?.map(|a| a.i))
-    }
-
-    fn float(&self, name: &str) -> OpResult<Option<f32>> {
-        Ok(self.typed(name, 1, "a float")?.map(|a| a.f))
-    }
-
-    fn ints(&self, name: &str) -> OpResult<Option<Vec<i64>>> {
-        Ok(self.typed(name, 7, "integers")?.map(|a| a.ints.clone()))
-    }
-
-    fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>> {
-        match self.typed(name, 4, "a tensor")?.and_then(|a| a.t.as_ref()) {
-            Some(t) => {
-                dtype_of(i64::from(t.data_type))?;
-                let tensor = self.file.weights.borrow_mut().tensor(t);
-                tensor
-                    .map(Some)
-                    .map_err(|e| OpError::expected(format!("attribute `{name}`"), "a readable tensor", e))
-            }
-            None => Ok(None),
-        }
-    }
-
-    fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>> {
-        let Some(proto) = self.typed(name, 5, "a graph")?.and_then(|a| a.g.as_ref()) else {
-            return Ok(None);
-        };
-        let mut file = self.file;
-        file.depth += 1;
-        if file.depth > MAX_DEPTH {
-            let why = format!("nested graphs of depth {} (limit {MAX_DEPTH})", file.depth);
-            return Err(OpError::Unsupported(why));
-        }
-        let mut graph = Graph::default();
-        let known = file.missing.borrow().len();
-        let place = format!(" in `{name}`{}", self.place);
-        let mut importer = Importer::new(file, &mut graph, Some(place));
-        importer.graph(proto).map_err(|e| in_body(name, &e))?;
-        if file.missing.borrow().len() > known {
-            return Err(OpError::Unsupported(format!("`{name}`")));
-        }
-        let read = importer.outer.take().unwrap_or_default();
-        graph.check().map_err(|e| in_body(name, &e))?;
-        let mut outer = self.outer.borrow_mut();
-        let missing = after.saturating_sub(self.input_count() + outer.len());
-        outer.extend(std::iter::repeat_n(None, missing));
-        let first = self.input_count() + outer.len();
-        let body = Body::new(graph, first..first + read.len()).map_err(|e| in_body(name, &e))?;
-        outer.extend(read.into_iter().map(Some));
-        Ok(Some(body))
-    }
-
-    fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>> {
-        let Some(a) = self.typed(name, 8, "strings")? else {
-            return Ok(None);
-        };
-        let text = |s: &Vec<u8>| {
-            String::from_utf8(s.clone())
-                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "invalid bytes"))
-        };
-        a.strings.iter().map(text).collect::<OpResult<_>>().map(Some)
-    }
-
-    fn string(&self, name: &str) -> OpResult<Option<String>> {
-        match self.typed(name, 3, "a string")? {
-            Some(a) => String::from_utf8(a.s.clone())
-                .map(Some)
-                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "invalid bytes")),
-            None => Ok(None),
-        }
-    }
+/// A size without a name.
+fn unnamed(input: &str, axis: usize) -> Dim {
+    Dim::symbol(&format!("{input}_{axis}"))
 }
 
 #[cfg(test)]

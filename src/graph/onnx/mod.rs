@@ -2,10 +2,12 @@
 //! this module.
 
 pub mod decode;
+mod functions;
 mod import;
 mod missing;
 mod panels;
 pub mod proto;
+mod sequences;
 pub mod weights;
 pub mod write;
 

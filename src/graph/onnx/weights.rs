@@ -54,6 +54,9 @@ pub struct Weights {
     copied: bool,
 }
 
+/// Maximum of bytes that a sparse tensor becomes: few bytes of a file may stand for many.
+const MAX_DENSE: usize = 1 << 30;
+
 impl Weights {
     pub fn new(model: &Path) -> Self {
         let folder = model.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -195,6 +198,53 @@ impl Weights {
             }
         };
         tensor.map_err(|e| bad(e.to_string()))
+    }
+
+    /// A sparse tensor as a dense one, with its name.
+    pub fn sparse(&mut self, sparse: &proto::SparseTensorProto) -> Result<(String, HostTensor)> {
+        let (Some(values), Some(indices)) = (&sparse.values, &sparse.indices) else {
+            let what = "a sparse tensor has no values or no indices";
+            return Err(Error::file(Stage::Import, &self.model, what));
+        };
+        let (name, path) = (values.name.clone(), self.model.clone());
+        let bad = |what: &dyn std::fmt::Display| {
+            Error::file(Stage::Import, &path, format!("sparse tensor \"{name}\": {what}"))
+        };
+        let elements = self.tensor(values)?;
+        let at = self.tensor(indices).map_err(|e| bad(&format!("indices: {e}")))?;
+        let size = |d: &i64| usize::try_from(*d).map_err(|_| bad(&format!("size {d} is negative")));
+        let shape = sparse.dims.iter().map(size).collect::<Result<Vec<usize>>>()?;
+        let at = at.to_i64().map_err(|e| bad(&e))?;
+        // Positions in the flat tensor, or along each axis.
+        let each = if indices.dims.len() == 2 { shape.len() } else { 1 };
+        let all = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let all = all.ok_or_else(|| bad(&format!("shape {shape:?} is too large")))?;
+        let sizes = if each == 1 { vec![all] } else { shape.clone() };
+        if at.len() != each.saturating_mul(elements.len()) || elements.dtype().bits() < 8 {
+            return Err(bad(&format!(
+                "{} indices for {} values",
+                at.len(),
+                elements.len()
+            )));
+        }
+        if all.saturating_mul(elements.dtype().size()) > MAX_DENSE {
+            return Err(bad(&format!("shape {shape:?} takes more than {MAX_DENSE} bytes")));
+        }
+        let dense = HostTensor::zeros(elements.dtype(), &shape).map_err(|e| bad(&e))?;
+        let mut bytes = dense.bytes().map_err(|e| bad(&e))?.to_vec();
+        let width = elements.dtype().size();
+        let given = elements.bytes().map_err(|e| bad(&e))?;
+        for (position, value) in at.chunks_exact(each.max(1)).zip(given.chunks_exact(width)) {
+            let flat = position.iter().zip(&sizes).try_fold(0, |flat, (i, n)| {
+                let i = usize::try_from(*i).ok().filter(|i| i < n)?;
+                Some(flat * n + i)
+            });
+            let place = flat.and_then(|flat| bytes.get_mut(flat * width..(flat + 1) * width));
+            let place = place.ok_or_else(|| bad(&format!("index {position:?} is outside of {shape:?}")))?;
+            place.copy_from_slice(value);
+        }
+        let tensor = HostTensor::from_bytes(elements.dtype(), &shape, &bytes).map_err(|e| bad(&e))?;
+        Ok((values.name.clone(), tensor))
     }
 
     fn external_tensor(

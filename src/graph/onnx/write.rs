@@ -416,6 +416,7 @@ impl ModelWriter {
             })
             .collect::<Result<_>>()?;
         self.graph.node.push(proto::NodeProto {
+            overload: String::new(),
             input: owned(node.inputs),
             output: owned(node.outputs),
             name: node.name.to_owned(),

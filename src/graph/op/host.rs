@@ -2,7 +2,7 @@
 
 use super::{InferCx, Op, OpError, OpResult};
 use crate::num;
-use crate::shape::{Constraints, Dim, Fact, Shape};
+use crate::shape::{Constraints, Dim, Fact, MAX_KNOWN, Shape};
 use crate::tensor::{self, HostTensor, TensorError};
 
 /// Operands of [`Op::eval`]; `None` for an omitted optional operand.
@@ -22,6 +22,20 @@ pub fn operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<&'a HostTensor> {
 pub(crate) fn fit(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
     let plain = |x: &HostTensor| Fact::new(x.dtype(), Shape::fixed(x.shape()));
     let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(plain)).collect();
+    let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
+    op.infer(&InferCx::new(&facts, &Constraints::default()))
+}
+
+/// Like [`fit`], with the contents of small operands and of those that decide shapes.
+pub(crate) fn fit_with_contents(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
+    let fact = |(i, x): (usize, &Option<&HostTensor>)| {
+        let x = (*x)?;
+        Some(match x.len() <= MAX_KNOWN || op.decides(i) {
+            true => Fact::of(x.clone().into()),
+            false => Fact::new(x.dtype(), Shape::fixed(x.shape())),
+        })
+    };
+    let facts: Vec<Option<Fact>> = inputs.iter().enumerate().map(fact).collect();
     let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
     op.infer(&InferCx::new(&facts, &Constraints::default()))
 }
@@ -103,7 +117,10 @@ pub fn as_usize(d: &Dim) -> Option<usize> {
 
 /// The value of a constant size.
 pub(crate) fn fixed_size(d: &Dim) -> OpResult<usize> {
-    as_usize(d).ok_or_else(|| OpError::expected("size", "0 or more", d))
+    as_usize(d).ok_or_else(|| match d.as_const() {
+        Some(_) => OpError::expected("size", "0 or more", d),
+        None => OpError::Unsupported(format!("the size {d}, which must be known before the run")),
+    })
 }
 
 /// The elements of an integer tensor as sizes; an error if one is negative.

@@ -13,6 +13,7 @@ use std::any::Any;
 use std::fmt::Debug;
 
 pub mod case;
+pub mod composite;
 mod error;
 mod host;
 mod import;
@@ -30,6 +31,7 @@ pub mod window;
 #[expect(clippy::module_inception, reason = "some groups have the name of an operator")]
 mod groups {
     pub mod attention;
+    pub mod contrib;
     pub mod control;
     pub mod conv;
     pub mod elementwise;
@@ -41,8 +43,8 @@ mod groups {
     pub mod signal;
 }
 pub use groups::{
-    attention::*, control::*, conv::*, elementwise::*, matmul::*, movement::*, norm::*, quantized::*,
-    reduce::*, signal::*,
+    attention::*, contrib::*, control::*, conv::*, elementwise::*, matmul::*, movement::*, norm::*,
+    quantized::*, reduce::*, signal::*,
 };
 
 pub(crate) use crate::num::{max_nan, min_nan, no_number};
@@ -50,7 +52,7 @@ pub use error::{OpError, OpResult};
 pub use host::{
     Inputs, around, as_usize, axes, axis, count, gather_strided, one_int, operand, strides, to_sizes,
 };
-pub(crate) use host::{filled, fit, fixed_size, nothing, offset_lists, room};
+pub(crate) use host::{filled, fit, fit_with_contents, fixed_size, nothing, offset_lists, room};
 pub use import::{ANY, Attributes, OWN_DOMAIN, OnnxName, microsoft, onnx, own};
 pub use infer::{Assumption, DataDependentDim, DimSource, InferCx};
 
@@ -261,6 +263,7 @@ fn never_in_files(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
     let groups = [
         groups::attention::OPS,
+        groups::contrib::OPS,
         groups::control::OPS,
         groups::conv::OPS,
         groups::elementwise::OPS,

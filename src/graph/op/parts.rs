@@ -4,6 +4,7 @@ use super::pointwise::{Expr, Pointwise};
 use super::reshape::Reshape;
 use super::{InferCx, Op, OpError, OpResult};
 use crate::graph::body::Body;
+use crate::graph::derive;
 use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::num;
 use crate::shape::Fact;
@@ -70,21 +71,32 @@ impl<'a, 'b> Parts<'a, 'b> {
 
     /// Like [`Parts::node`], for an operator whose type is not known.
     pub fn boxed(&mut self, what: &str, op: Box<dyn Op>, inputs: &[Option<ValueId>]) -> OpResult<ValueId> {
+        let [y] = self.results(what, op, inputs)?;
+        Ok(y)
+    }
+
+    /// Like [`Parts::boxed`], for the first `N` results.
+    pub fn results<const N: usize>(
+        &mut self,
+        what: &str,
+        op: Box<dyn Op>,
+        inputs: &[Option<ValueId>],
+    ) -> OpResult<[ValueId; N]> {
         let name = format!("{}/{what}", self.node.name);
         let facts: Vec<Option<&Fact>> = inputs
             .iter()
             .map(|v| v.and_then(|v| self.edit.value(v).fact.as_ref()))
             .collect();
-        let fact = op
-            .infer(&InferCx::new(&facts, self.edit.constraints()))?
-            .into_iter()
-            .next();
-        let y = self.edit.add_value(&name, fact);
+        let mut found = op.infer(&InferCx::new(&facts, self.edit.constraints()))?;
+        derive::follow(op.as_ref(), &facts, &mut found)?;
+        let mut facts = found.into_iter();
+        let results = [(); N].map(|()| self.edit.add_value(&name, facts.next()));
+        let origin = self.node.origin.clone();
         let id = self
             .edit
-            .add_node(&name, self.node.origin.clone(), op, inputs.to_vec(), vec![y]);
+            .add_node(&name, origin, op, inputs.to_vec(), results.to_vec());
         self.made.push(id);
-        Ok(y)
+        Ok(results)
     }
 
     /// Adds an elementwise expression over values.

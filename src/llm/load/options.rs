@@ -190,6 +190,7 @@ impl LoadOptions {
         ImportOptions {
             absent_weights: self.weights != WeightSource::Files,
             read_files: self.limits.read_files,
+            ..ImportOptions::default()
         }
     }
 

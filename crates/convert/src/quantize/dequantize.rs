@@ -267,6 +267,7 @@ fn plain(
         op_type: op.to_owned(),
         attribute,
         domain: String::new(),
+        ..NodeProto::default()
     }
 }
 

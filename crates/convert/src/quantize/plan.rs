@@ -132,5 +132,6 @@ fn replacement(n: &NodeProto, w: &Weight) -> Result<NodeProto> {
             int("group_size", signed(w.group)),
         ],
         domain: OWN_DOMAIN.to_owned(),
+        ..NodeProto::default()
     })
 }

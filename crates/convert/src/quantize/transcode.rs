@@ -488,6 +488,7 @@ impl Kept {
                     op_type: op.to_owned(),
                     attribute,
                     domain: String::new(),
+                    ..NodeProto::default()
                 }
             };
         if ordered {
@@ -517,6 +518,7 @@ impl Kept {
                 int("group_size", signed(group)),
             ],
             domain: OWN_DOMAIN.to_owned(),
+            ..NodeProto::default()
         });
         if let Some(bias) = bias {
             let name = format!("{}/biased", node.name);

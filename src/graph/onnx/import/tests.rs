@@ -1,5 +1,6 @@
 use super::*;
-use crate::graph::onnx::proto::{ModelProto, OperatorSetIdProto, ValueInfoProto};
+use crate::graph::onnx::proto::{AttributeProto, ModelProto, OperatorSetIdProto, ValueInfoProto};
+use crate::tensor::HostTensor;
 use crate::testing::{assert_carries, carries};
 use prost::Message;
 
@@ -28,7 +29,7 @@ fn node(op: &str, inputs: &[&str], outputs: &[&str], attribute: Vec<AttributePro
         name: op.to_owned(),
         op_type: op.to_owned(),
         attribute,
-        domain: String::new(),
+        ..Default::default()
     }
 }
 
@@ -132,8 +133,8 @@ fn bodies_in_bodies_are_few() {
         let nodes = vec![node("Identity", &["x"], &["v"], vec![]), nested(depth)];
         read(16, &[2], nodes, &["w"])
     };
-    model(MAX_DEPTH).unwrap();
-    let error = model(MAX_DEPTH + 1).unwrap_err();
+    model(MAX_LOOPS).unwrap();
+    let error = model(MAX_LOOPS + 1).unwrap_err();
     assert!(matches!(missing(&error).first(), Some(m) if matches!(m.source, OpError::Unsupported(_))));
 }
 
@@ -349,3 +350,5 @@ fn omitted_results_need_no_names() {
         assert!(read.is_ok(), "{op}: {}", read.unwrap_err().chain());
     }
 }
+
+mod replaced;

@@ -8,12 +8,15 @@
 //! Results: the attention with the shape of the queries, and the keys and values appended to the
 //! past. A query attends to its own position and earlier ones, at most `window` keys.
 //!
-//! All rows of the past must be in use: the cache grows by the new rows. A preallocated cache with
-//! unused rows, and sequences of different lengths in one batch, are not supported.
+//! The cache grows by the new rows. Sequences of one batch may differ in length: their new rows
+//! follow the rows in use, and the rest is zeros; first prompts are padded on the right. A
+//! preallocated cache is not supported. With `smooth_softmax`, the sum of a row of weights also
+//! counts a key whose score and value are 0.
 
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::parts::Parts;
+use crate::graph::op::pointwise::import::{binary, input as arg, number};
 use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::op::rotary::Pairs;
 use crate::graph::op::rotary_embedding::RotaryEmbedding;
@@ -21,7 +24,7 @@ use crate::graph::op::sdpa::{Sdpa, UNLIMITED, both_masks, causal_mask, heads_fir
 use crate::graph::op::slice::Slice;
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, fixed_size,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, filled, fixed_size,
     microsoft, operand,
 };
 use crate::num;
@@ -39,6 +42,8 @@ pub struct GroupQueryAttention {
     pub softcap: f32,
     /// Number of keys visible to a query, counting its own.
     pub window: Option<usize>,
+    /// The softmax has one more term, of a score of 0.
+    pub smooth: bool,
     /// Rotary embedding of queries and keys, with interleaved pairs or halves of a head.
     pub rotary: Option<Pairs>,
 }
@@ -69,28 +74,59 @@ impl GroupQueryAttention {
         num::signed(n)
     }
 
-    /// Which keys each query sees, plus an optional bias of the scores.
-    fn mask(&self, past: usize, sequence: usize, bias: Option<&HostTensor>) -> OpResult<HostTensor> {
-        let all = past + sequence;
-        let hidden: Vec<bool> = (past..all)
-            .flat_map(|row| {
-                let first = self.window.map_or(0, |w| (row + 1).saturating_sub(w));
-                (0..all).map(move |key| key >= first && key <= row)
-            })
-            .collect();
-        let mut mask = HostTensor::from_bool(&[sequence, all], &hidden)?;
-        if let Some(bias) = bias {
-            let seen = hidden.iter().map(|s| if *s { 0.0 } else { f32::NEG_INFINITY });
-            let seen = HostTensor::from_f32(&[sequence, all], &seen.collect::<Vec<_>>())?;
-            let bias = HostTensor::from_f32(bias.shape(), &bias.to_f32()?)?;
-            let add = Pointwise::binary("Add", Binary::Add);
-            mask = add
-                .eval(&[Some(&bias), Some(&seen)])?
-                .into_iter()
-                .next()
-                .ok_or_else(|| OpError::expected("result", 1, 0))?;
+    /// The addends of the scores `[batch, 1, sequence, keys]`: which keys each query sees, plus an
+    /// optional bias. `first` are the positions of the first queries.
+    fn mask(
+        &self,
+        first: &[usize],
+        [sequence, all]: [usize; 2],
+        bias: Option<&HostTensor>,
+    ) -> OpResult<HostTensor> {
+        let shape = [first.len(), 1, sequence, all];
+        let mut seen = filled(&shape, f32::NEG_INFINITY)?;
+        for (i, line) in seen.chunks_exact_mut(all.max(1)).enumerate() {
+            let row = *num::at(first, i / sequence)? + i % sequence;
+            let from = self.window.map_or(0, |w| (row + 1).saturating_sub(w));
+            num::part_mut(line, from..=row)?.fill(0.0);
         }
-        Ok(mask)
+        let seen = HostTensor::from_f32(&shape, &seen)?;
+        let Some(bias) = bias else { return Ok(seen) };
+        let bias = HostTensor::from_f32(bias.shape(), &bias.to_f32()?)?;
+        let sum = Pointwise::binary("Add", Binary::Add).eval(&[Some(&bias), Some(&seen)])?;
+        one(sum)
+    }
+
+    /// Keys or values `[batch, heads, past + sequence, size]`: in each batch entry `first` rows of
+    /// the past, then the new ones.
+    fn present(
+        &self,
+        past: Option<&HostTensor>,
+        new: &HostTensor,
+        first: &[usize],
+        size: usize,
+    ) -> OpResult<HostTensor> {
+        let old = past.and_then(|x| x.shape().get(2).copied()).unwrap_or(0);
+        let sequence = *num::at(new.shape(), 1)?;
+        let (data, before) = (new.to_f32()?, past.map(HostTensor::to_f32).transpose()?);
+        let shape = [first.len(), self.kv_heads, old + sequence, size];
+        let mut out = filled(&shape, 0f32)?;
+        let blocks = out.chunks_exact_mut(((old + sequence) * size).max(1)).enumerate();
+        for (i, block) in blocks {
+            let (batch, head) = (i / self.kv_heads, i % self.kv_heads);
+            let used = *num::at(first, batch)? * size;
+            if let Some(before) = &before {
+                let from = i * old * size;
+                num::part_mut(block, 0..used)?.copy_from_slice(num::part(before, from..from + used)?);
+            }
+            for (row, target) in num::part_mut(block, used..used + sequence * size)?
+                .chunks_exact_mut(size.max(1))
+                .enumerate()
+            {
+                let from = ((batch * sequence + row) * self.kv_heads + head) * size;
+                target.copy_from_slice(num::part(&data, from..from + size)?);
+            }
+        }
+        Ok(HostTensor::from_floats(new.dtype(), &shape, &out)?)
     }
 
     /// Splits operand 0 into queries, keys and values with three axes.
@@ -163,6 +199,9 @@ impl Op for GroupQueryAttention {
             cx.same("head sizes of keys and past", &size, n)?;
             all = past.add(sequence)?;
         }
+        if let Some([total]) = cx.opt(LIVE + 1).and_then(Fact::as_dims).as_deref() {
+            cx.same("total number of keys and of past and new keys", total, &all)?;
+        }
         let y = vec![
             batch.clone(),
             sequence.clone(),
@@ -205,42 +244,49 @@ impl Op for GroupQueryAttention {
             .and_then(|x| x.shape().get(2).copied())
             .unwrap_or(0);
         let all = past + sequence;
-        let live = operand(inputs, LIVE)?.to_i64()?;
-        if let Some(n) = live.iter().find(|n| n.saturating_add(1) != Self::number(all)) {
-            return Err(OpError::Unsupported(format!(
-                "{} used keys of {all} (a cache with unused rows)",
-                n.saturating_add(1)
-            )));
-        }
+        let first = self.first(inputs, batch, [past, sequence])?;
         if let Some(pairs) = self.rotary {
             let positions = match optional(POSITIONS) {
                 Some(p) => p.clone(),
                 None => {
-                    let places: Vec<i64> = (0..batch).flat_map(|_| past..all).map(Self::number).collect();
+                    let places = first
+                        .iter()
+                        .flat_map(|first| (0..sequence).map(move |i| first + i));
+                    let places: Vec<i64> = places.map(Self::number).collect();
                     HostTensor::from_i64(&[batch, sequence], &places)?
                 }
             };
             let (cos, sin) = (operand(inputs, COSINES)?, operand(inputs, COSINES + 1)?);
             for (x, heads) in [(&mut q, self.heads), (&mut k, self.kv_heads)] {
                 let turn = turning(pairs, heads, cos.shape().get(1).copied().unwrap_or(0), size);
-                let rotated = turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?;
-                *x = rotated
-                    .into_iter()
-                    .next()
-                    .ok_or_else(|| OpError::expected("result", 1, 0))?;
+                *x = one(turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?)?;
             }
         }
-        let mask = self.mask(past, sequence, optional(BIAS))?;
-        let mut out = self.attention().eval(&[
-            Some(&q),
-            Some(&k),
-            Some(&v),
-            Some(&mask),
-            optional(PAST),
-            optional(PAST + 1),
-        ])?;
-        out.truncate(3);
-        Ok(out)
+        let keys = self.present(optional(PAST), &k, &first, size)?;
+        let values = self.present(optional(PAST + 1), &v, &first, size)?;
+        let mut operands = [
+            keys.clone(),
+            values.clone(),
+            self.mask(&first, [sequence, all], optional(BIAS))?,
+        ];
+        if self.smooth {
+            for (x, axis) in operands.iter_mut().zip([2, 2, -1]) {
+                let mut shape = x.shape().to_vec();
+                let at = if axis == 2 {
+                    2
+                } else {
+                    shape.len().saturating_sub(1)
+                };
+                if let Some(n) = shape.get_mut(at) {
+                    *n = 1;
+                }
+                let zero = HostTensor::zeros(x.dtype(), &shape)?;
+                *x = one(Concat { axis }.eval(&[Some(x), Some(&zero)])?)?;
+            }
+        }
+        let [k, v, mask] = &operands;
+        let y = self.attention().eval(&[Some(&q), Some(k), Some(v), Some(mask)])?;
+        Ok(vec![one(y)?, keys, values])
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
@@ -281,11 +327,22 @@ impl Op for GroupQueryAttention {
         if let Some(bias) = cx.opt(BIAS) {
             mask = both_masks(cx, mask, bias)?;
         }
-        let y = cx.node(
-            "attention",
-            self.attention(),
-            &[Some(q), Some(keys), Some(values), Some(mask)],
-        )?;
+        let mut operands = [keys, values, mask];
+        if self.smooth {
+            let zero = HostTensor::zeros(fact.dtype, &[1, self.kv_heads, 1, num::exact(size, "a size")?])?;
+            let zero = cx.constant("sink", zero);
+            let mut column = vec![Some(mask)];
+            for (name, v) in [("start", 0), ("end", 1), ("axis", -1)] {
+                column.push(Some(cx.ints(&format!("sink/{name}"), &[v])?));
+            }
+            let column = cx.node("sink/column", Slice, &column)?;
+            let column = cx.pointwise("sink/seen", binary(Binary::Mul, arg(0), number(0.0)), &[column])?;
+            for (x, (axis, added)) in operands.iter_mut().zip([(2, zero), (2, zero), (-1, column)]) {
+                *x = cx.node("sink/behind", Concat { axis }, &[Some(*x), Some(added)])?;
+            }
+        }
+        let [k, v, mask] = operands.map(Some);
+        let y = cx.node("attention", self.attention(), &[Some(q), k, v, mask])?;
         Ok(Some(vec![y, keys, values]))
     }
 
@@ -295,6 +352,31 @@ impl Op for GroupQueryAttention {
 }
 
 impl GroupQueryAttention {
+    /// The position of the first new key in each batch entry.
+    fn first(&self, inputs: &Inputs<'_>, batch: usize, [past, sequence]: [usize; 2]) -> OpResult<Vec<usize>> {
+        let all = Self::number(past + sequence);
+        if let Some(total) = inputs.get(LIVE + 1).copied().flatten()
+            && let Some(n) = total.to_i64()?.first().filter(|n| **n != all)
+        {
+            return Err(OpError::Unsupported(format!(
+                "{n} keys in a cache of {all} (a preallocated cache)"
+            )));
+        }
+        let live = operand(inputs, LIVE)?.to_i64()?;
+        let first = |b: usize| match live.get(b).map(|n| n.saturating_add(1)) {
+            _ if past == 0 => Ok(0),
+            Some(n) if n >= Self::number(sequence) && n <= all => {
+                Ok(num::exact(n - Self::number(sequence), "a row")?)
+            }
+            n => Err(OpError::expected(
+                format!("number of keys of batch entry {b}"),
+                format!("{sequence} to {all}"),
+                n.map_or_else(|| "none".to_owned(), |n| n.to_string()),
+            )),
+        };
+        (0..batch).map(first).collect()
+    }
+
     /// The attention itself; causality and window are in the mask.
     fn attention(&self) -> Sdpa {
         Sdpa {
@@ -307,6 +389,12 @@ impl GroupQueryAttention {
             scores: 0,
         }
     }
+}
+
+/// The first of some results.
+fn one(results: Vec<HostTensor>) -> OpResult<HostTensor> {
+    let missing = || OpError::expected("result", 1, 0);
+    results.into_iter().next().ok_or_else(missing)
 }
 
 /// The rotary embedding of `heads` heads by tables with `pairs` cosines per position.
@@ -329,7 +417,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             return Err(OpError::Unsupported(format!("operand {i} (`{name}`)")));
         }
     }
-    for name in ["smooth_softmax", "qk_output", "kv_cache_bit_width"] {
+    for name in ["qk_output", "kv_cache_bit_width"] {
         if let Some(n) = a.int(name)?.filter(|n| *n > 0) {
             return Err(OpError::Unsupported(format!("attribute `{name}` of {n}")));
         }
@@ -351,6 +439,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         scale: a.float("scale")?.filter(|s| *s != 0.0),
         softcap: a.float("softcap")?.unwrap_or(0.0),
         window: window.and_then(|w| usize::try_from(w).ok()),
+        smooth: a.int("smooth_softmax")?.is_some_and(|v| v > 0),
         rotary: (a.int("do_rotary")?.unwrap_or(0) != 0).then_some(pairs),
     }))
 }
@@ -369,6 +458,7 @@ fn cases() -> Vec<Case> {
         scale: None,
         softcap: 0.0,
         window: None,
+        smooth: false,
         rotary: None,
     };
     let case = |op: &GroupQueryAttention, s: usize, past: usize| {
@@ -392,8 +482,13 @@ fn cases() -> Vec<Case> {
         rotary: Some(Pairs::Neighbours),
         ..op.clone()
     };
+    let smooth = GroupQueryAttention {
+        smooth: true,
+        ..op.clone()
+    };
     vec![
         case(&op, 3, 5),
+        case(&smooth, 3, 5),
         case(&rotated, 1, 7),
         case(&rotated, 4, 2),
         case(&windowed, 6, 5),

@@ -4,7 +4,6 @@ pub mod group_query_attention;
 pub mod kv_append;
 pub mod kv_append_q8;
 pub mod linear_attention;
-pub mod multi_head_attention;
 pub mod paged_attention;
 pub mod rotary;
 pub mod rotary_append;
@@ -19,7 +18,6 @@ pub(crate) const OPS: &[&OpDef] = &[
     &group_query_attention::DEF,
     &kv_append::DEF,
     &linear_attention::DEF,
-    &multi_head_attention::DEF,
     &paged_attention::DEF,
     &rotary::DEF,
     &rotary_append::DEF,

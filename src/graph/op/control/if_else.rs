@@ -104,8 +104,14 @@ impl Op for If {
         cx.assume(both);
         let mut facts = Vec::new();
         for (i, (x, y)) in a.facts.iter().zip(&b.facts).enumerate() {
-            if x.dtype != y.dtype || x.shape.rank() != y.shape.rank() {
+            if x.dtype != y.dtype {
                 return Err(OpError::mismatch("results of the branches", x, y));
+            }
+            if x.shape.rank() != y.shape.rank() {
+                return Err(OpError::Unsupported(format!(
+                    "branches whose results have different numbers of axes, {x} and {y}, under a condition that is \
+                     not known before the run"
+                )));
             }
             let mut fact = Fact::new(x.dtype, x.shape.clone());
             for (axis, (p, q)) in fact.shape.0.iter_mut().zip(&y.shape.0).enumerate() {

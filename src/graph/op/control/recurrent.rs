@@ -8,6 +8,7 @@
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::parts::Parts;
+use crate::graph::op::quantize_linear::bytes_of;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::op::types::Types;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
@@ -141,6 +142,9 @@ pub struct Recurrent {
     clip: Option<f64>,
     /// The batch axis comes first.
     batch_first: bool,
+    /// Operand 0 and each state are rounded to 8 bits before a product, as ONNX Runtime's
+    /// `DynamicQuantizeLSTM` does.
+    rounds: bool,
 }
 
 impl Recurrent {
@@ -184,7 +188,7 @@ impl Recurrent {
         let floats = |i: usize, shape: &[usize]| floats(inputs, i, shape);
         let zeros = |n: usize| vec![0.0; n];
         let missing = || OpError::expected("weights", "a value", "nothing");
-        let data = floats(0, x.shape())?.ok_or_else(missing)?;
+        let data = self.rounded(floats(0, x.shape())?.ok_or_else(missing)?);
         let w = floats(1, &[directions, gates * hidden, width])?.ok_or_else(missing)?;
         let r = floats(2, recurrent.shape())?.ok_or_else(missing)?;
         let b = floats(3, &[directions, 2 * gates * hidden])?
@@ -215,7 +219,10 @@ impl Recurrent {
                 };
                 let from = (t * batch + n) * width;
                 let x = num::part(&data, from..from + width)?;
-                let (old, cell) = (h[at..at + hidden].to_vec(), c[at..at + hidden].to_vec());
+                let (old, cell) = (
+                    self.rounded(h[at..at + hidden].to_vec()),
+                    c[at..at + hidden].to_vec(),
+                );
                 let (new, cell) = self.step(d, &weights, x, &old, &cell)?;
                 h[at..at + hidden].copy_from_slice(&new);
                 c[at..at + hidden].copy_from_slice(&cell);
@@ -236,6 +243,24 @@ impl Recurrent {
             tensor(&[directions, batch, hidden], h)?,
             tensor(&[directions, batch, hidden], c)?,
         ])
+    }
+
+    /// Operands of products as they are computed with.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "floats and 8-bit integers"
+    )]
+    fn rounded(&self, data: Vec<f64>) -> Vec<f64> {
+        if !self.rounds {
+            return data;
+        }
+        let data: Vec<f32> = data.into_iter().map(|v| v as f32).collect();
+        let (bytes, scale, zero) = bytes_of(&data);
+        bytes
+            .into_iter()
+            .map(|b| (b - zero) as f64 * f64::from(scale))
+            .collect()
     }
 
     /// The next state and cell of one batch entry.
@@ -467,6 +492,9 @@ impl Op for Recurrent {
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        if self.rounds {
+            return Ok(None);
+        }
         self.as_steps(cx)
     }
 
@@ -484,7 +512,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             },
             &["Sigmoid", "Tanh"],
         ),
-        "LSTM" => (
+        "LSTM" | "DynamicQuantizeLSTM" => (
             Cell::Lstm {
                 coupled: flag("input_forget")?,
             },
@@ -548,6 +576,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         backwards,
         clip: a.float("clip")?.map(f64::from).filter(|c| *c > 0.0),
         batch_first: flag("layout")?,
+        rounds: a.op_type() == "DynamicQuantizeLSTM",
     }))
 }
 
@@ -576,6 +605,7 @@ fn cases() -> Vec<Case> {
             backwards: backwards.to_vec(),
             clip: None,
             batch_first: false,
+            rounds: false,
         })
     };
     let case = |op: Option<Recurrent>| {

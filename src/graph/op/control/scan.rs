@@ -1,9 +1,9 @@
-//! A subgraph that runs once per index along an axis. ONNX `Scan` from opset 9.
+//! A subgraph that runs once per index along an axis. ONNX `Scan` from opset 8, whose operands have
+//! a batch axis at first: it scans the batch, with a scan as its body.
 //!
 //! Operands: loop-carried values, then tensors of which each iteration gets one slice. The body
 //! returns the next carried values, and slices of the results.
 
-use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::graph::op::case::Case;
 use crate::graph::op::gather::Gather;
@@ -14,6 +14,7 @@ use crate::graph::op::{
     ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx,
     operand, strides,
 };
+use crate::graph::{Edit, Graph, ValueId};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
@@ -216,20 +217,35 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             found,
         )
     })?;
-    let carried = a.input_count() - count;
+    // Before opset 9, the lengths of sequences come first.
+    let with_batch = a.opset() < 9;
+    if with_batch && a.has_input(0) {
+        return Err(OpError::Unsupported("operand 0 (`sequence_lens`)".to_owned()));
+    }
+    let operands = a.input_count() - usize::from(with_batch);
+    let carried = operands.checked_sub(count);
+    let carried =
+        carried.ok_or_else(|| OpError::expected("operands", format!("{count} or more"), operands))?;
     let body = a
         .graph("body", 0)?
         .ok_or_else(|| OpError::expected("attribute `body`", "a graph", "nothing"))?;
-    body.check("attribute `body`", a.input_count(), carried)?;
+    body.check("attribute `body`", operands, carried)?;
     let results = body.graph().outputs().len() - carried;
+    let inputs = |axes, directions| Along::new(a.ints(axes)?, a.ints(directions)?, count);
+    if with_batch {
+        a.drop_omitted();
+        let scan = Scan {
+            body: Body::new(body.graph().clone(), operands..operands + body.outer().len())?,
+            carried,
+            inputs: inputs("axes", "directions")?,
+            outputs: Along::new(None, None, results)?,
+        };
+        return Ok(Box::new(over_batch(scan, operands)?));
+    }
     Ok(Box::new(Scan {
         body,
         carried,
-        inputs: Along::new(
-            a.ints("scan_input_axes")?,
-            a.ints("scan_input_directions")?,
-            count,
-        )?,
+        inputs: inputs("scan_input_axes", "scan_input_directions")?,
         outputs: Along::new(
             a.ints("scan_output_axes")?,
             a.ints("scan_output_directions")?,
@@ -238,8 +254,36 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
+/// A scan of the batch axis of all `operands` of `scan`, which runs for each entry.
+fn over_batch(scan: Scan, operands: usize) -> OpResult<Scan> {
+    let outer = scan.body.outer();
+    let results = scan.body.graph().outputs().len();
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let inputs: Vec<_> = (0..outer.end)
+        .map(|i| {
+            let v = edit.add_value(&format!("operand{i}"), None);
+            edit.add_input(v);
+            Some(v)
+        })
+        .collect();
+    let outputs: Vec<_> = (0..results)
+        .map(|i| edit.add_value(&format!("result{i}"), None))
+        .collect();
+    edit.add_node("entry", Vec::new(), Box::new(scan), inputs, outputs.clone());
+    for v in outputs {
+        edit.add_output(v);
+    }
+    Ok(Scan {
+        body: Body::new(graph, outer)?,
+        carried: 0,
+        inputs: Along::new(None, None, operands)?,
+        outputs: Along::new(None, None, results)?,
+    })
+}
+
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Scan", 9, ANY).outputs(ANY)],
+    onnx: &[onnx("Scan", 8, ANY).outputs(ANY)],
     import,
     kernels: &[],
     cases,

@@ -3,6 +3,7 @@ pub mod cast_like;
 pub mod dropout;
 pub mod fused;
 pub mod pointwise;
+pub mod random;
 
 use crate::graph::op::OpDef;
 
@@ -12,4 +13,5 @@ pub(crate) const OPS: &[&OpDef] = &[
     &dropout::DEF,
     &fused::DEF,
     &pointwise::DEF,
+    &random::DEF,
 ];

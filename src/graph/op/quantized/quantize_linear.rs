@@ -12,7 +12,7 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, microsoft, onnx, operand,
 };
 use crate::kernels::dynamic_quantize::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
@@ -409,6 +409,24 @@ impl Op for DequantizeLinear {
     }
 }
 
+/// The numbers as 8-bit integers, with their scale and zero point.
+pub(crate) fn bytes_of(data: &[f32]) -> (Vec<i64>, f32, i64) {
+    // The range includes 0, so that 0 is exact.
+    let (low, high) = data
+        .iter()
+        .fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
+    let scale = (high - low) / 255.0;
+    // For all zeros, any scale works.
+    let zero = if scale == 0.0 {
+        0
+    } else {
+        quantize(-low, scale, 0, (0, 255))
+    };
+    let scale_or_1 = if scale == 0.0 { 1.0 } else { scale };
+    let bytes = data.iter().map(|v| quantize(*v, scale_or_1, zero, (0, 255)));
+    (bytes.collect(), scale, zero)
+}
+
 impl Op for DynamicQuantizeLinear {
     fn name(&self) -> &str {
         "DynamicQuantizeLinear"
@@ -426,23 +444,7 @@ impl Op for DynamicQuantizeLinear {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let data = x.to_f32()?;
-        // The range includes 0, so that 0 is exact.
-        let (low, high) = data
-            .iter()
-            .fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
-        let scale = (high - low) / 255.0;
-        // For all zeros, any scale works.
-        let zero = if scale == 0.0 {
-            0
-        } else {
-            quantize(-low, scale, 0, (0, 255))
-        };
-        let scale_or_1 = if scale == 0.0 { 1.0 } else { scale };
-        let y: Vec<i64> = data
-            .iter()
-            .map(|v| quantize(*v, scale_or_1, zero, (0, 255)))
-            .collect();
+        let (y, scale, zero) = bytes_of(&x.to_f32()?);
         Ok(vec![
             HostTensor::from_ints(DType::U8, x.shape(), &y)?,
             HostTensor::from_f32(&[], &[scale])?,
@@ -511,6 +513,8 @@ pub static DEF: OpDef = OpDef {
         onnx("QuantizeLinear", 10, 3),
         onnx("DequantizeLinear", 10, 3),
         onnx("DynamicQuantizeLinear", 11, 1).outputs(3),
+        microsoft("QuantizeLinear", 3),
+        microsoft("DequantizeLinear", 3),
     ],
     import,
     kernels: &[&KERNEL.kernel],

@@ -5,6 +5,7 @@
 //! one-sided spectrum has the first half of the frequencies; the others are their conjugates.
 
 use crate::graph::op::case::{Case, input};
+use crate::graph::op::types::Types;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, filled, one_int, onnx, operand,
     room,
@@ -26,9 +27,9 @@ pub struct Dft {
     pub axis: i64,
 }
 
-/// Short-time Fourier transform. Operands: `[batch, length, 1 or 2]`, the hop size, a window
-/// function, the frame length; one of the last two may be omitted. The result is
-/// `[batch, frames, frequencies, 2]`.
+/// Short-time Fourier transform. Operands: `[batch, length, 1 or 2]`, or real signals `[batch,
+/// length]` as torch exports them; the hop size; a window function; the frame length; one of the
+/// last two may be omitted. The result is `[batch, frames, frequencies, 2]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stft {
     /// The spectra are one-sided.
@@ -230,10 +231,14 @@ impl Op for Stft {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        check_parts(cx, x)?;
-        let [batch, length, _] = x.shape.0.as_slice() else {
-            return Err(OpError::expected("rank", 3, x));
+        let x = cx.typed(0, Types::FLOAT)?;
+        let (batch, length) = match x.shape.0.as_slice() {
+            [batch, length] => (batch, length),
+            [batch, length, _] => {
+                check_parts(cx, x)?;
+                (batch, length)
+            }
+            _ => return Err(OpError::expected("rank", "2 or 3", x)),
         };
         let step = scalar(cx, 1)?;
         let window = cx.opt(2).map(|w| w.shape.count()).transpose()?;
@@ -262,8 +267,10 @@ impl Op for Stft {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let opt = |i: usize| inputs.get(i).copied().flatten();
-        let ([batch, length, _], signal) = (x.shape(), pairs(x)?) else {
-            return Err(OpError::expected("rank", 3, format!("{x:?}")));
+        let (batch, length, signal) = match x.shape() {
+            [batch, length] => (batch, length, x.to_f64()?.iter().map(|v| (*v, 0.0)).collect()),
+            [batch, length, _] => (batch, length, pairs(x)?),
+            _ => return Err(OpError::expected("rank", "2 or 3", format!("{x:?}"))),
         };
         let step = positive(operand(inputs, 1)?, "hop size")?;
         let window = opt(2).map(HostTensor::to_f64).transpose()?;
@@ -340,6 +347,11 @@ fn cases() -> Vec<Case> {
         Case::new(
             Stft { onesided: true },
             vec![input(&[2, 33, 1]), number(5), input(&[8])],
+        )
+        .host_only("no kernel"),
+        Case::new(
+            Stft { onesided: true },
+            vec![input(&[2, 33]), number(5), input(&[8])],
         )
         .host_only("no kernel"),
     ]

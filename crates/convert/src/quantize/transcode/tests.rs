@@ -60,6 +60,7 @@ fn node(domain: &str, op: &str, input: &[&str], output: &str, attribute: Vec<Att
         input: input.iter().map(|i| (*i).to_owned()).collect(),
         output: vec![output.to_owned()],
         attribute,
+        ..NodeProto::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{AxisBroadcast, Binary, Expr, Pointwise, Test, Unary};
 use crate::backend::kernel::functions::{BINARY, UNARY};
 use crate::graph::op::cast_like::{self, CastMini};
-use crate::graph::op::{ANY, Attributes, OnnxName, Op, OpError, OpResult, onnx, own};
+use crate::graph::op::{ANY, Attributes, OnnxName, Op, OpError, OpResult, microsoft, onnx, own};
 use crate::tensor::DType;
 
 pub(super) const ONNX: &[OnnxName] = &[
@@ -76,6 +76,10 @@ pub(super) const ONNX: &[OnnxName] = &[
     onnx("Gelu", 20, 1),
     onnx("Swish", 24, 1),
     onnx("SwiGLU", 28, 2),
+    microsoft("Gelu", 1),
+    microsoft("BiasGelu", 2),
+    microsoft("FastGelu", 2),
+    microsoft("QuickGelu", 1),
     own("Fused", ANY),
 ];
 
@@ -181,20 +185,24 @@ pub(super) fn mish() -> Expr {
 }
 
 pub(super) fn gelu(tanh: bool) -> Expr {
+    gelu_of(&input(0), tanh)
+}
+
+fn gelu_of(x: &Expr, tanh: bool) -> Expr {
     let bend = if tanh {
-        let square = binary(Binary::Mul, input(0), input(0));
+        let square = binary(Binary::Mul, x.clone(), x.clone());
         let inner = binary(Binary::Add, scale(square, 0.044_715), number(1.0));
         let root_of_two_over_pi = 0.797_884_6;
         unary(
             Unary::Tanh,
-            scale(binary(Binary::Mul, input(0), inner), root_of_two_over_pi),
+            scale(binary(Binary::Mul, x.clone(), inner), root_of_two_over_pi),
         )
     } else {
-        unary(Unary::Erf, scale(input(0), std::f32::consts::FRAC_1_SQRT_2))
+        unary(Unary::Erf, scale(x.clone(), std::f32::consts::FRAC_1_SQRT_2))
     };
     binary(
         Binary::Mul,
-        scale(input(0), 0.5),
+        scale(x.clone(), 0.5),
         binary(Binary::Add, bend, number(1.0)),
     )
 }
@@ -295,10 +303,28 @@ fn activation(a: &dyn Attributes) -> OpResult<Option<Expr>> {
                 ));
             }
         },
+        "BiasGelu" => gelu_of(&binary(Binary::Add, input(0), input(1)), false),
+        "FastGelu" if a.has_input(1) => gelu_of(&binary(Binary::Add, input(0), input(1)), true),
+        "FastGelu" => gelu(true),
+        "QuickGelu" => swish(float("alpha", 1.702)?),
         "Swish" => swish(float("alpha", 1.0)?),
         "SwiGLU" => swiglu(float("alpha", 1.0)?),
         _ => return Ok(None),
     }))
+}
+
+/// The function of a fused operator of ONNX Runtime, with its parameters in the order of the
+/// attributes of the function's own operator.
+pub(crate) fn fused_activation(name: &str, parameters: &[Option<f32>]) -> OpResult<Expr> {
+    let at = |i: usize, default: f32| parameters.get(i).copied().flatten().unwrap_or(default);
+    Ok(match name {
+        "LeakyRelu" => prelu(number(at(0, 0.01))),
+        "Elu" => elu(at(0, 1.0)),
+        "HardSigmoid" => hard_sigmoid(at(0, 0.2), at(1, 0.5)),
+        "Clip" => clip(Some(number(at(0, f32::MIN))), Some(number(at(1, f32::MAX)))),
+        "Gelu" => gelu(false),
+        name => from_table(name)?,
+    })
 }
 
 /// A function that is one line in a table of `functions`.
