@@ -53,6 +53,17 @@ pub enum Note {
         /// All caches.
         all: usize,
     },
+    /// Inputs whose sizes the model names alike have different sizes. They are treated as
+    /// independent.
+    SizesDiffer {
+        /// The names.
+        names: Vec<String>,
+    },
+    /// The shapes of a run cannot be planned: the interpreter runs it.
+    NotPlanned {
+        /// Why not.
+        why: String,
+    },
     /// `config.json` sets a sliding window that the graph does not implement.
     WindowIgnored {
         /// Tokens in the window.
@@ -162,6 +173,13 @@ impl fmt::Display for Note {
                 f,
                 "--kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
             ),
+            Self::SizesDiffer { names } => {
+                write!(f, "inputs contradict the names of sizes {}", names.join(", "))
+            }
+            Self::NotPlanned { why } => write!(
+                f,
+                "only the run knows all shapes; the reference interpreter runs it, which is slow: {why}"
+            ),
             Self::WindowIgnored { length } => write!(
                 f,
                 "config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
@@ -187,16 +205,18 @@ impl fmt::Display for Note {
                 variants,
                 device,
                 ..
-            } => {
-                let variants = variants.iter().map(|(name, why)| format!("{name} {why}"));
-                let variants: Vec<String> = variants.collect();
-                let variants = variants.join("; ");
-                write!(
-                    f,
-                    "kernels quarantined in an earlier run on {device}: {variants}; \
-                     `tlite cache clear --kind quarantine` tries them again"
-                )
-            }
+            } => write!(
+                f,
+                "kernels quarantined in an earlier run on {device}: {}; \
+                 `tlite cache clear --kind quarantine` tries them again",
+                listed(variants)
+            ),
         }
     }
+}
+
+/// Each variant with what is wrong with it.
+fn listed(variants: &[(String, String)]) -> String {
+    let variants = variants.iter().map(|(name, why)| format!("{name} {why}"));
+    variants.collect::<Vec<_>>().join("; ")
 }

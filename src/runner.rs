@@ -18,22 +18,26 @@ use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::limits::Limits;
 use crate::note::Note;
-use crate::plan::{Plan, bind};
+use crate::plan::Plan;
 use crate::quant::fixed::Arithmetic;
 use crate::quota::{self, Quota};
 use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
+use cases::{Case, Granted};
 use device::Device;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
+mod cases;
 mod device;
 
+/// What runs the model. The interpreters are `None` until one is needed.
 enum Engine {
-    Reference(Interpreter),
-    Device(Box<Device>),
+    Reference(Option<Interpreter>),
+    /// The interpreter serves runs that cannot be planned.
+    Device(Box<Device>, Option<Interpreter>),
 }
 
 /// Whether kernels that are new on a device are validated with the inputs of the first run.
@@ -49,16 +53,33 @@ pub enum Checks {
 
 /// A loaded model.
 pub struct Runner {
-    graph: Arc<Graph>,
+    /// The model before any pass.
+    model: Graph,
+    pipeline: Pipeline,
+    /// The model after the passes, with shapes for all runs; the model itself if these cannot be
+    /// derived without a run.
+    general: Arc<Graph>,
+    /// Whether shapes for all runs can be derived.
+    is_planned: bool,
+    /// What the engine is ready for; `None` before the first run of a model that needs one to be
+    /// planned, and after planning failed.
+    ready: Option<Ready>,
     engine: Engine,
     passes: Vec<PassReport>,
+    notes: Vec<Note>,
     /// Applies to every call: a run may plan, too.
     quota: Quota,
 }
 
+/// A graph that the engine runs, and what it takes for granted.
+struct Ready {
+    granted: Granted,
+    graph: Arc<Graph>,
+}
+
 impl std::fmt::Debug for Runner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Runner of {} nodes", self.graph.nodes().count())
+        write!(f, "Runner of {} nodes", self.model.nodes().count())
     }
 }
 
@@ -76,6 +97,8 @@ pub struct RunnerOptions {
     pub limits: Limits,
     /// How quantized operators are computed with integers; `None` computes them as floats.
     pub integer: Option<Arithmetic>,
+    /// Seed of operators that draw random numbers. Each run draws the same.
+    pub seed: u64,
 }
 
 impl Default for RunnerOptions {
@@ -85,6 +108,7 @@ impl Default for RunnerOptions {
             checks: Checks::Off,
             limits: Limits::default(),
             integer: Some(Arithmetic::Float),
+            seed: 0,
         }
     }
 }
@@ -95,6 +119,7 @@ impl RunnerOptions {
     pub fn import(&self, path: &Path) -> Result<Graph> {
         let options = ImportOptions {
             read_files: self.limits.read_files,
+            seed: self.seed,
             ..ImportOptions::default()
         };
         onnx::import_with(path, options)
@@ -137,26 +162,155 @@ impl Runner {
     ) -> Result<Self> {
         let quota = options.limits.quota();
         let _call = quota.enter();
-        let mut graph = import()?;
-        let model = graph.clone();
-        let passes = pipeline.run(&mut graph)?;
-        let graph = Arc::new(graph);
-        let engine = match backend {
-            None => Engine::Reference(Interpreter::new(graph.clone())?),
-            Some(backend) => Engine::Device(Box::new(Device::new(
-                backend,
-                pipeline.clone(),
-                model,
-                graph.clone(),
-                options,
-            )?)),
+        let model = import()?;
+        let mut graph = model.clone();
+        let planned = pipeline.run(&mut graph);
+        let (general, passes, is_planned) = match planned {
+            Ok(passes) => (graph, passes, true),
+            Err(e) if cases::is_open(&model) && cases::may_pass(&e) => (model.clone(), Vec::new(), false),
+            Err(e) => return Err(e),
         };
-        Ok(Self {
-            graph,
-            engine,
+        let device = |backend| Device::new(backend, pipeline.clone(), options).map(Box::new);
+        let mut runner = Self {
+            model,
+            pipeline: pipeline.clone(),
+            general: Arc::new(general),
+            is_planned,
+            ready: None,
+            engine: match backend {
+                None => Engine::Reference(None),
+                Some(backend) => Engine::Device(device(backend)?, None),
+            },
             passes,
-            quota,
-        })
+            notes: Vec::new(),
+            quota: quota.clone(),
+        };
+        if is_planned {
+            let granted = Granted::of(Case::Any, &runner.model, &[], &[]);
+            let graph = runner.general.clone();
+            match runner.make_ready(granted, runner.model.clone(), graph) {
+                Err(e) if !(cases::is_open(&runner.model) && cases::may_pass(&e)) => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(runner)
+    }
+
+    /// Prepares the engine for `graph`, which is `model` after the passes.
+    fn make_ready(&mut self, granted: Granted, model: Graph, graph: Arc<Graph>) -> Result<()> {
+        self.ready = None;
+        let interpreted = || {
+            let interpreter = Interpreter::new(graph.clone())?;
+            Ok::<_, Error>(match granted.case {
+                Case::Run => interpreter.underived(),
+                _ => interpreter,
+            })
+        };
+        match &mut self.engine {
+            Engine::Reference(interpreter) => *interpreter = Some(interpreted()?),
+            Engine::Device(_, interpreter) if granted.case == Case::Run => {
+                *interpreter = Some(interpreted()?);
+            }
+            Engine::Device(device, interpreter) => {
+                *interpreter = None;
+                device.load(model, graph.clone())?;
+            }
+        }
+        self.ready = Some(Ready { granted, graph });
+        Ok(())
+    }
+
+    /// Prepares the engine for a run with these inputs, unless it is, and returns the values of
+    /// the symbols in its graph.
+    fn prepare(&mut self, given: &[Named]) -> Result<Bindings> {
+        if let Some(Ready { granted, graph }) = &self.ready
+            && granted.is(&Granted::of(granted.case, &self.model, given, &granted.names()))
+            && let Ok(bindings) = cases::solved(graph, given)
+            && (granted.case == Case::Run || cases::holds(graph, &bindings))
+        {
+            return Ok(bindings);
+        }
+        let (model, names) = cases::renamed(&self.model, &cases::misnamed(&self.model, given));
+        let mut failed = None;
+        let mut values = Vec::new();
+        for case in Case::ALL {
+            let mut why = None;
+            match case {
+                // Known from loading the model.
+                Case::Any if names.is_empty() && !self.is_planned => continue,
+                Case::Values => {
+                    let sizes = Granted::of(Case::Sizes, &model, given, &[]);
+                    values = cases::deciding(&sizes.applied(&model, given)?, given);
+                }
+                Case::Run => {
+                    why = failed.take_if(|e: &mut Error| e.kind() == ErrorKind::Unsupported);
+                    if why.is_none() {
+                        break;
+                    }
+                }
+                Case::Any | Case::Ones | Case::Sizes => {}
+            }
+            let granted = Granted::of(case, &model, given, &values);
+            let ready = self.planned(&granted, &model, given).and_then(|planned| {
+                let Some((applied, graph, bindings)) = planned else {
+                    return Ok(None);
+                };
+                let graph = Arc::new(graph);
+                self.make_ready(granted, applied, graph.clone())?;
+                Ok(Some((graph, bindings)))
+            });
+            match ready {
+                Ok(None) => {}
+                Ok(Some((graph, bindings))) => {
+                    log::debug!("planned for a run: {case:?}");
+                    if let Some(e) = why {
+                        self.not_planned(e.chain());
+                    }
+                    if !names.is_empty() {
+                        self.notes.push(Note::SizesDiffer { names });
+                        self.general = if case == Case::Any {
+                            graph
+                        } else {
+                            Arc::new(model.clone())
+                        };
+                        self.model = model;
+                        self.is_planned = case == Case::Any;
+                    }
+                    return Ok(bindings);
+                }
+                Err(e) if cases::may_pass(&e) || cases::is_mismatch(&e) => failed = Some(e),
+                Err(e) => return Err(e),
+            }
+        }
+        // Sizes that contradict each other are a better reason than what follows from them.
+        cases::solved(&self.model, given)?;
+        let impossible = || Error::internal(Stage::Plan, "a run of known sizes fits no plan");
+        Err(failed.unwrap_or_else(impossible))
+    }
+
+    /// Notes once that the interpreter runs what cannot be planned.
+    fn not_planned(&mut self, why: String) {
+        if !self.notes.iter().any(|n| matches!(n, Note::NotPlanned { .. })) {
+            self.notes.push(Note::NotPlanned { why });
+        }
+    }
+
+    /// The model with what is taken for granted, before and after the passes, and the values of its
+    /// symbols in a run; `None` if the run contradicts the assumptions of its shapes.
+    fn planned(
+        &self,
+        granted: &Granted,
+        model: &Graph,
+        given: &[Named],
+    ) -> Result<Option<(Graph, Graph, Bindings)>> {
+        let applied = granted.applied(model, given)?;
+        let mut graph = applied.clone();
+        if granted.case != Case::Run {
+            self.pipeline.run(&mut graph)?;
+        }
+        let bindings = cases::solved(&graph, given)?;
+        let holds = granted.case == Case::Run || cases::holds(&graph, &bindings);
+        Ok(holds.then_some((applied, graph, bindings)))
     }
 
     /// Reports of the passes.
@@ -164,9 +318,11 @@ impl Runner {
         &self.passes
     }
 
-    /// Notes so far about kernels that are not used.
-    pub fn notes(&self) -> &[Note] {
-        self.first_run().map_or(&[], FirstRun::notes)
+    /// Notes so far: kernels that are not used, sizes that contradict their names, runs that cannot
+    /// be planned.
+    pub fn notes(&self) -> impl Iterator<Item = &Note> {
+        let kernels = self.first_run().map_or(&[][..], FirstRun::notes);
+        kernels.iter().chain(&self.notes)
     }
 
     /// Number of kernels validated so far.
@@ -176,7 +332,7 @@ impl Runner {
 
     /// Calls `on_progress` after each validated kernel, with the number validated and the total.
     pub fn on_kernel_validated(&mut self, on_progress: OnProgress) {
-        if let Engine::Device(device) = &mut self.engine {
+        if let Engine::Device(device, _) = &mut self.engine {
             device.on_kernel_validated(on_progress);
         }
     }
@@ -184,7 +340,7 @@ impl Runner {
     fn first_run(&self) -> Option<&FirstRun> {
         match &self.engine {
             Engine::Reference(_) => None,
-            Engine::Device(device) => device.first_run(),
+            Engine::Device(device, _) => device.first_run(),
         }
     }
 
@@ -193,7 +349,7 @@ impl Runner {
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Reference(_) => None,
-            Engine::Device(device) => Some(device.caps()),
+            Engine::Device(device, _) => Some(device.caps()),
         }
     }
 
@@ -203,56 +359,81 @@ impl Runner {
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
             Engine::Reference(_) => None,
-            Engine::Device(device) => device.plan(),
+            Engine::Device(device, _) => device.plan(),
         }
     }
 
     fn facts<'a>(&'a self, list: &'a [ValueId]) -> impl Iterator<Item = (&'a str, &'a Fact)> {
-        let values = list.iter().map(|v| self.graph.value(*v));
+        let values = list.iter().map(|v| self.general.value(*v));
         values.filter_map(|v| Some((v.name.as_str(), v.fact.as_ref()?)))
     }
 
-    /// Names, types and shapes of the inputs, in model order.
+    /// Names, types and shapes of the inputs, in model order, without those of
+    /// [`Runner::unranked`].
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
-        self.facts(self.graph.inputs())
+        self.facts(self.general.inputs())
     }
 
-    /// Names, types and shapes of the outputs, in model order.
+    /// Names and types of the inputs whose number of axes the model does not state.
+    pub fn unranked(&self) -> impl Iterator<Item = (&str, DType)> {
+        let all = self.general.unranked().iter();
+        all.map(|(v, dtype)| (self.general.value(*v).name.as_str(), *dtype))
+    }
+
+    /// Names, types and shapes of constants that a run may replace: initializers that the model
+    /// also lists as inputs. Each other value gets a plan of its own.
+    pub fn defaults(&self) -> impl Iterator<Item = (&str, &Fact)> {
+        let values = self.model.defaults().iter().map(|v| self.model.value(*v));
+        values.filter_map(|v| Some((v.name.as_str(), v.fact.as_ref()?)))
+    }
+
+    /// Names, types and shapes of the outputs, in model order, as far as they are known before a
+    /// run.
     pub fn outputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
-        self.facts(self.graph.outputs())
+        self.facts(self.general.outputs())
     }
 
     /// Checks names, element types, ranks and sizes of `given` and returns the values of the
     /// symbols. The error lists every problem.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
-        let tensors = given.iter().rev().map(|(name, t)| (name.as_str(), t));
-        let tensors: HashMap<&str, &HostTensor> = tensors.collect();
-        let find = |name: &str| tensors.get(name).copied();
         let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
-        for (name, fact) in self.inputs() {
-            match find(name) {
+        let mut known = HashSet::new();
+        let ranked = self.inputs().map(|(name, fact)| (name, fact.dtype, Some(fact)));
+        let unranked = self.unranked().map(|(name, dtype)| (name, dtype, None));
+        for (name, dtype, fact) in ranked.chain(unranked) {
+            known.insert(name);
+            let fits =
+                |t: &HostTensor| t.dtype() == dtype && fact.is_none_or(|f| t.shape().len() == f.shape.rank());
+            let expected = || fact.map_or_else(|| dtype.to_string(), ToString::to_string);
+            match named(given, name) {
                 None => {
                     kind = ErrorKind::MissingInput;
-                    wrong.push(format!("input \"{name}\" is missing; expected {fact}"));
+                    wrong.push(format!("input \"{name}\" is missing; expected {}", expected()));
                 }
-                Some(t) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                Some(t) if !fits(t) => {
                     if kind == ErrorKind::Other {
                         kind = ErrorKind::ShapeMismatch;
                     }
-                    wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
+                    wrong.push(format!("input \"{name}\": expected {}, found {t:?}", expected()));
                 }
                 Some(_) => {}
             }
         }
-        let inputs: HashSet<&str> = self.inputs().map(|(name, _)| name).collect();
+        let defaults: HashMap<&str, &Fact> = self.defaults().collect();
         let mut seen = HashSet::new();
-        for (name, _) in given {
-            if !inputs.contains(name.as_str()) {
-                let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
-                wrong.push(format!(
-                    "the model has no input \"{name}\"; its inputs are {}",
-                    known.join(", ")
-                ));
+        for (name, t) in given {
+            match defaults.get(name.as_str()) {
+                Some(fact) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                    wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
+                }
+                None if !known.contains(name.as_str()) => {
+                    let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
+                    wrong.push(format!(
+                        "the model has no input \"{name}\"; its inputs are {}",
+                        known.join(", ")
+                    ));
+                }
+                _ => {}
             }
             if !seen.insert(name) {
                 wrong.push(format!("input \"{name}\" is given twice"));
@@ -261,24 +442,26 @@ impl Runner {
         if !wrong.is_empty() {
             return Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind));
         }
-        let shapes = self
-            .inputs()
-            .filter_map(|(name, fact)| Some((name, &fact.shape, find(name)?.shape())));
-        bind::solve(shapes)
+        let misnamed = cases::misnamed(&self.model, given);
+        if misnamed.is_empty() {
+            return cases::solved(&self.general, given);
+        }
+        // The model's names for sizes do not hold; the run tries without them.
+        cases::solved(&cases::renamed(&self.model, &misnamed).0, given)
     }
 
     /// Checks sizes before a run; the error names the node or value that rejects them. A run may
     /// still fail, because sizes may depend on its data.
     #[doc(hidden)]
     pub fn admits(&self, bindings: &Bindings) -> Result<()> {
-        sizes::check(&self.graph, bindings).map_err(|what| Error::other(Stage::Run, what))
+        sizes::check(&self.general, bindings).map_err(|what| Error::other(Stage::Run, what))
     }
 
     /// Small sizes for the symbols `open` that, together with `fixed`, satisfy the model's shapes;
     /// `None` if none are found.
     #[doc(hidden)]
     pub fn small_sizes(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
-        let mut rules = Rules::of(&self.graph);
+        let mut rules = Rules::of(&self.general);
         for c in self.plan().iter().flat_map(|p| p.conditions()) {
             rules.add(&c.dim, c.equal);
         }
@@ -292,34 +475,56 @@ impl Runner {
     pub fn run(&mut self, given: &[Named], cancel: &Cancel) -> Result<Vec<Named>> {
         let _cancellable = quota::cancellable(cancel);
         let _call = self.quota.enter();
-        let bindings = self.check(given)?;
-        let graph = self.graph.clone();
-        let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
-        match &mut self.engine {
-            Engine::Reference(interpreter) => {
-                let given = given.iter().map(|(name, t)| (name.as_str(), t));
-                let given: HashMap<&str, &HostTensor> = given.collect();
-                let inputs: HashMap<ValueId, HostTensor> = graph
-                    .inputs()
-                    .iter()
-                    .filter_map(|v| Some((*v, (*given.get(graph.value(*v).name.as_str())?).clone())))
-                    .collect();
-                let results = interpreter.run(inputs)?;
-                let mut out = Vec::with_capacity(results.len());
-                for (v, name) in outputs {
-                    let tensor = results.get(&v).cloned();
-                    let missing = || Error::other(Stage::Run, format!("output \"{name}\" has no value"));
-                    out.push((name.clone(), tensor.ok_or_else(missing)?));
-                }
-                Ok(out)
+        self.check(given)?;
+        let bindings = self.prepare(given)?;
+        match self.execute(given, &bindings) {
+            // A size that only the data defines may be 1 where two are broadcast.
+            Err(e) if e.kind() == ErrorKind::ShapeMismatch && self.depends_on_data() => {
+                let granted = Granted::of(Case::Run, &self.model, given, &[]);
+                let applied = granted.applied(&self.model, given)?;
+                self.make_ready(granted, applied.clone(), Arc::new(applied))?;
+                let results = self.execute(given, &bindings)?;
+                self.not_planned(e.chain());
+                Ok(results)
             }
-            Engine::Device(device) => {
-                let executor = device.executor(given, &bindings)?;
-                executor.run(0, &bindings)?;
-                let read = outputs.map(|(_, name)| executor.read(0, &name).map(|t| (name, t)));
-                read.collect()
-            }
+            found => found,
         }
+    }
+
+    /// Whether the plan on a device assumes something of sizes that data defines.
+    fn depends_on_data(&self) -> bool {
+        let made = |r: &Ready| r.granted.case != Case::Run && !r.graph.made().is_empty();
+        matches!(self.engine, Engine::Device(..)) && self.ready.as_ref().is_some_and(made)
+    }
+
+    /// Runs what is ready.
+    fn execute(&mut self, given: &[Named], bindings: &Bindings) -> Result<Vec<Named>> {
+        let Some(Ready { graph, .. }) = &self.ready else {
+            return Err(Error::internal(Stage::Run, "nothing is ready to run"));
+        };
+        let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
+        let (Engine::Reference(interpreter) | Engine::Device(_, interpreter)) = &self.engine;
+        if let Some(interpreter) = interpreter {
+            let inputs = graph.inputs().iter();
+            let inputs: HashMap<ValueId, HostTensor> = inputs
+                .filter_map(|v| Some((*v, named(given, &graph.value(*v).name)?.clone())))
+                .collect();
+            let results = interpreter.run(inputs)?;
+            let mut out = Vec::with_capacity(results.len());
+            for (v, name) in outputs {
+                let tensor = results.get(&v).cloned();
+                let missing = || Error::other(Stage::Run, format!("output \"{name}\" has no value"));
+                out.push((name.clone(), tensor.ok_or_else(missing)?));
+            }
+            return Ok(out);
+        }
+        let Engine::Device(device, _) = &mut self.engine else {
+            return Err(Error::internal(Stage::Run, "the interpreter is not ready"));
+        };
+        let executor = device.executor(given, bindings)?;
+        executor.run(0, bindings)?;
+        let read = outputs.map(|(_, name)| executor.read(0, &name).map(|t| (name, t)));
+        read.collect()
     }
 
     /// The quota that calls draw on. Code that makes inputs enters it, too.
@@ -332,13 +537,19 @@ impl Runner {
     /// host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
         let _call = self.quota.enter();
-        let bindings = self.check(given)?;
-        let Engine::Device(device) = &mut self.engine else {
+        self.check(given)?;
+        let bindings = self.prepare(given)?;
+        let Engine::Device(device, None) = &mut self.engine else {
             return Ok(Vec::new());
         };
         let executor = device.executor(given, &bindings)?;
         executor.profile(0, &bindings)
     }
+}
+
+/// The tensor with this name.
+fn named<'a>(given: &'a [Named], name: &str) -> Option<&'a HostTensor> {
+    given.iter().find(|(n, _)| n == name).map(|(_, t)| t)
 }
 
 /// Evaluates the shape of an input with every symbol bound; the error names unbound symbols.

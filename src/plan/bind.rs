@@ -541,17 +541,30 @@ pub fn check_shape(
     )))
 }
 
+/// The name, the declared shape and the sizes of an input.
+pub type Sized<'a> = (&'a str, &'a Shape, &'a [usize]);
+
 /// Solves for the symbols in these shapes, given input names and sizes. The error names the input
 /// whose sizes contradict the model or another input, with both sides.
-pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>) -> Result<Bindings> {
+pub fn solve<'a>(inputs: impl Iterator<Item = Sized<'a>>) -> Result<Bindings> {
     let inputs: Vec<_> = inputs.collect();
-    let mut bindings = Bindings::new();
     for (name, shape, found) in &inputs {
         if shape.rank() != found.len() {
             let what = format!("input \"{name}\": expected shape {shape}, found {found:?}");
             return Err(mismatch(what));
         }
     }
+    let bindings = values(&inputs);
+    for (name, shape, found) in &inputs {
+        check_shape(&format_args!("input \"{name}\""), shape, found, &bindings)?;
+    }
+    Ok(bindings)
+}
+
+/// The values of the symbols in these shapes, as far as the sizes determine them. If sizes
+/// contradict each other, the first one counts.
+pub fn values(inputs: &[Sized<'_>]) -> Bindings {
+    let mut bindings = Bindings::new();
     let sizes = || {
         let sizes = inputs
             .iter()
@@ -578,13 +591,9 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
             }
         }
         if !found {
-            break;
+            return bindings;
         }
     }
-    for (name, shape, found) in &inputs {
-        check_shape(&format_args!("input \"{name}\""), shape, found, &bindings)?;
-    }
-    Ok(bindings)
 }
 
 /// The value of `symbol` for which `dim` equals `size`, if `dim` is linear in it.

@@ -21,10 +21,9 @@ use crate::validate::first_run::{FirstRun, OnProgress};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::{Checks, Named, RunnerOptions};
+use super::cases::{MAX_ELEMENTS, same};
+use super::{Checks, Named, RunnerOptions, named};
 
-/// Inputs with at most this many elements can get their own plan.
-const MAX_ELEMENTS: usize = 64;
 /// Number of plans for values before the plan for all values is kept.
 const MAX_PLANS: usize = 8;
 
@@ -69,14 +68,15 @@ fn compile(graph: &Graph, caps: &Caps, float: DType) -> Result<Plan> {
     Plan::compile(graph, caps, &options)
 }
 
-fn write(executor: &mut Executor, given: &[Named]) -> Result<()> {
-    let mut all = given.iter();
-    all.try_for_each(|(name, tensor)| executor.write(0, name, tensor))
+/// Writes the inputs of `graph`; other tensors are constants in it.
+fn write(executor: &mut Executor, graph: &Graph, given: &[Named]) -> Result<()> {
+    let mut inputs = given.iter().filter(|(name, _)| graph.input(name).is_some());
+    inputs.try_for_each(|(name, tensor)| executor.write(0, name, tensor))
 }
 
 /// Inputs with small fixed shapes that decide shapes: directly, or integers from which deciding
 /// values are computed.
-fn deciding(graph: &Graph) -> Vec<ValueId> {
+pub(super) fn deciding(graph: &Graph) -> Vec<ValueId> {
     let mut work: Vec<(ValueId, bool)> = Vec::new();
     for (_, node) in graph.nodes() {
         let operands = node.inputs.iter().enumerate();
@@ -117,15 +117,8 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
 }
 
 impl Device {
-    /// Plans `graph`, which is `model` after the passes of `pipeline`. Loads the plan unless it
-    /// should wait for input values.
-    pub fn new(
-        backend: Box<dyn Backend>,
-        pipeline: Pipeline,
-        model: Graph,
-        graph: Arc<Graph>,
-        options: &RunnerOptions,
-    ) -> Result<Self> {
+    /// A device without a plan. `pipeline` makes the graphs of plans for values.
+    pub fn new(backend: Box<dyn Backend>, pipeline: Pipeline, options: &RunnerOptions) -> Result<Self> {
         let float = options.float;
         if !backend.caps().profile.storage_types().contains(&float) {
             return Err(DeviceOnly::halves_on_native());
@@ -138,34 +131,40 @@ impl Device {
                 (backend.tried(store.as_deref()), Some(first_run))
             }
         };
-        let mut device = Self {
+        Ok(Self {
             backend,
             first_run,
             float,
             pipeline,
-            graph,
+            graph: Arc::default(),
             plan: None,
             special: None,
             executor: None,
-        };
-        let plan = compile(&device.graph, device.backend.caps(), float)?;
+        })
+    }
+
+    /// Plans `graph`, which is `model` after the passes. Loads the plan unless it should wait for
+    /// input values. The previous one is freed first.
+    pub fn load(&mut self, model: Graph, graph: Arc<Graph>) -> Result<()> {
+        (self.plan, self.special, self.executor) = (None, None, None);
+        let plan = compile(&graph, self.backend.caps(), self.float)?;
+        self.graph = graph;
         let inputs = deciding(&model);
         if plan.host.is_empty() || inputs.is_empty() {
-            device.load(device.graph.clone(), plan)?;
-        } else {
-            device.plan = Some(plan);
-            device.special = Some(Special {
-                model,
-                inputs,
-                values: None,
-                plans: 0,
-            });
+            return self.load_plan(self.graph.clone(), plan);
         }
-        Ok(device)
+        self.plan = Some(plan);
+        self.special = Some(Special {
+            model,
+            inputs,
+            values: None,
+            plans: 0,
+        });
+        Ok(())
     }
 
     /// Loads a plan of `graph`. The previous one is freed first.
-    fn load(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
+    fn load_plan(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
         self.executor = None;
         if let Some(first_run) = &mut self.first_run {
             while first_run.quarantine_unbuilt(&mut self.backend, std::slice::from_ref(&plan))? {
@@ -198,10 +197,10 @@ impl Device {
                 return Ok(());
             }
             let program = loaded.executor.program().clone();
-            let executor = &mut loaded.executor;
+            let (executor, graph) = (&mut loaded.executor, &loaded.graph);
             let is_right = first_run.validate(&mut self.backend, &program, &mut |observer| {
                 while !observer.is_empty() {
-                    write(executor, given)?;
+                    write(executor, graph, given)?;
                     if !observer.run(executor, 0, bindings)? {
                         break;
                     }
@@ -217,7 +216,7 @@ impl Device {
             drop(program);
             self.executor = None;
             let plan = compile(&graph, self.backend.caps(), self.float)?;
-            self.load(graph, plan)?;
+            self.load_plan(graph, plan)?;
         }
     }
 
@@ -258,7 +257,7 @@ impl Device {
         let loaded = self.executor.as_mut();
         let loaded = loaded
             .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded because an earlier run failed"))?;
-        write(&mut loaded.executor, given)?;
+        write(&mut loaded.executor, &loaded.graph, given)?;
         Ok(&mut loaded.executor)
     }
 
@@ -267,15 +266,12 @@ impl Device {
     /// the next run.
     fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
-        let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
+        let value = |v: &ValueId| named(given, name(v)).cloned();
         let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
         if values.len() != special.inputs.len() {
             let missing = Error::other(Stage::Run, "an input that decides shapes is missing");
             return Err(missing.of_kind(ErrorKind::MissingInput));
         }
-        let same = |a: &HostTensor, b: &HostTensor| {
-            a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()
-        };
         let fits = |old: &Vec<HostTensor>| old.iter().zip(&values).all(|(a, b)| same(a, b));
         if special.values.as_ref().is_some_and(fits) {
             return Ok(true);
@@ -290,7 +286,7 @@ impl Device {
             let plan = compile(&graph, self.backend.caps(), self.float)?;
             if self.plan.as_ref().is_none_or(|p| plan.host.len() < p.host.len()) {
                 special.values = None;
-                self.load(Arc::new(graph), plan)?;
+                self.load_plan(Arc::new(graph), plan)?;
                 special.values = Some(values);
                 special.plans += 1;
                 return Ok(true);
@@ -302,7 +298,7 @@ impl Device {
             log::debug!("made {MAX_PLANS} plans for values of small inputs; keeping the plan for all values");
         }
         if let Some(plan) = self.plan.take() {
-            self.load(self.graph.clone(), plan)?;
+            self.load_plan(self.graph.clone(), plan)?;
         }
         Ok(false)
     }

@@ -63,13 +63,12 @@ pub struct Args {
     /// Floats are between -1 and 1; integers are 0 or 1.
     #[arg(long)]
     random: bool,
-    /// Seed of the random numbers
+    /// Seed of random inputs and of operators that draw random numbers
     #[arg(
         long,
         value_name = "N",
         default_value = "0",
         value_parser = from_zero::<u64>,
-        requires = "random",
         hide_short_help = true,
         help_heading = ADVANCED
     )]
@@ -264,6 +263,7 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         checks,
         limits: args.on.limits.limits.clone(),
         integer,
+        seed: args.seed,
     };
     let import = || {
         let graph = options.import(file)?;
@@ -372,7 +372,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
     let first = first_run(&mut runner, &tensors);
     let first_ms = milliseconds(start);
-    load::print_notes(runner.notes());
+    load::print_notes(&runner.notes().collect::<Vec<_>>());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let (runs_ms, interrupted) = repeated(&mut runner, &tensors, args.repeat, interrupt, &mut outputs)?;
     let profile = if args.profile && !interrupted {

@@ -9,7 +9,7 @@ use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::quota;
 use transformer_lite::unstable::runner::{Named, Runner, shape_at};
-use transformer_lite::unstable::shape::{Bindings, Fact, Symbol};
+use transformer_lite::unstable::shape::{Bindings, Fact, Shape, Symbol};
 use transformer_lite::unstable::tensor::{self, HostTensor, TensorError};
 
 /// The option that gives sizes.
@@ -46,7 +46,15 @@ impl InputFile {
 pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf>)>> {
     let options = args.picture.options();
     let mut out: Vec<(Named, Option<PathBuf>)> = Vec::new();
-    let known: Vec<&str> = runner.inputs().map(|(n, _)| n).collect();
+    let unranked = runner.unranked();
+    let unranked: Vec<(&str, Fact)> = unranked
+        .map(|(name, dtype)| (name, Fact::new(dtype, Shape::default())))
+        .collect();
+    let all = runner
+        .inputs()
+        .chain(unranked.iter().map(|(name, fact)| (*name, fact)));
+    let all: Vec<(&str, &Fact)> = all.collect();
+    let known: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
     for InputFile { name, file } in args.inputs() {
         let name = match (name, known.as_slice()) {
             (Some(name), _) => name.as_str(),
@@ -62,7 +70,8 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
             }
             (None, []) => return Err(Error::usage("--input", "the model has no inputs")),
         };
-        let fact = runner.inputs().find(|(n, _)| *n == name).map(|(_, f)| f);
+        let mut named = all.iter().copied().chain(runner.defaults());
+        let fact = named.find(|(n, _)| *n == name).map(|(_, f)| f);
         let fact = fact.ok_or_else(|| {
             let what = format!("the model has no input \"{name}\"; it has {}", known.join(", "));
             Error::usage("--input", what)

@@ -137,7 +137,6 @@ fn options_without_effect_are_refused() {
             values,
         );
     };
-    without(&["--seed", "1"], &["--random"]);
     without(&["--bind", "n=1"], &["--random"]);
     without(&["--image-std", "0"], &["--image-std", "0"]);
     without(

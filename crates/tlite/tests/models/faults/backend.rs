@@ -271,6 +271,6 @@ fn runner(folder: &Path, backend: Box<dyn Backend>, store: Arc<Store>) -> std::r
         }
         Ok(all)
     })?;
-    let notes = words(runner.notes());
+    let notes = words(&runner.notes().cloned().collect::<Vec<_>>());
     Ok(Done { values, notes })
 }
