@@ -26,9 +26,9 @@ const OLDEST_OPSET: i64 = 6;
 /// Options for reading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an
-    /// error. The graph can then be derived and planned; reading the elements of an absent constant
-    /// is an error that names it.
+    /// Constants in external files that do not exist are
+    /// [absent](crate::tensor::HostTensor::absent) instead of an error. The graph can then be
+    /// derived and planned; reading the elements of an absent constant is an error that names it.
     pub absent_weights: bool,
     /// Files are copied into memory instead of mapped; see
     /// [`Limits::read_files`](crate::Limits::read_files).
