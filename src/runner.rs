@@ -396,6 +396,17 @@ impl Runner {
     /// Checks names, element types, ranks and sizes of `given` and returns the values of the
     /// symbols. The error lists every problem.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
+        self.check_tensors(given)?;
+        let misnamed = cases::misnamed(&self.model, given);
+        if misnamed.is_empty() {
+            return cases::solved(&self.general, given);
+        }
+        // The model's names for sizes do not hold; the run tries without them.
+        cases::solved(&cases::renamed(&self.model, &misnamed).0, given)
+    }
+
+    /// Checks names, element types and ranks. The error lists every problem.
+    fn check_tensors(&self, given: &[Named]) -> Result<()> {
         let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
         let mut known = HashSet::new();
         let ranked = self.inputs().map(|(name, fact)| (name, fact.dtype, Some(fact)));
@@ -439,15 +450,10 @@ impl Runner {
                 wrong.push(format!("input \"{name}\" is given twice"));
             }
         }
-        if !wrong.is_empty() {
-            return Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind));
+        if wrong.is_empty() {
+            return Ok(());
         }
-        let misnamed = cases::misnamed(&self.model, given);
-        if misnamed.is_empty() {
-            return cases::solved(&self.general, given);
-        }
-        // The model's names for sizes do not hold; the run tries without them.
-        cases::solved(&cases::renamed(&self.model, &misnamed).0, given)
+        Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind))
     }
 
     /// Checks sizes before a run; the error names the node or value that rejects them. A run may
@@ -475,7 +481,7 @@ impl Runner {
     pub fn run(&mut self, given: &[Named], cancel: &Cancel) -> Result<Vec<Named>> {
         let _cancellable = quota::cancellable(cancel);
         let _call = self.quota.enter();
-        self.check(given)?;
+        self.check_tensors(given)?;
         let bindings = self.prepare(given)?;
         match self.execute(given, &bindings) {
             // A size that only the data defines may be 1 where two are broadcast.
@@ -537,7 +543,7 @@ impl Runner {
     /// host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
         let _call = self.quota.enter();
-        self.check(given)?;
+        self.check_tensors(given)?;
         let bindings = self.prepare(given)?;
         let Engine::Device(device, None) = &mut self.engine else {
             return Ok(Vec::new());

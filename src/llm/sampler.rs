@@ -165,7 +165,7 @@ impl SplitMix64 {
 
     /// Uniform in [0, 1), in multiples of 2^-53.
     pub fn next_f64(&mut self) -> f64 {
-        num::random_uniform(self.seed, self.count())
+        num::random_uniform(self.seed, self.count(), 53)
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a plan takes for granted of a run.
 //!
-//! A plan serves all sizes if shapes can be derived for all. Where they depend on sizes — two
-//! symbols on one axis, either of which may be 1; an `If` over a size; the window of a convolution
-//! that is an input — derivation assumes the most likely or fails. A run that contradicts this gets
+//! A plan serves all sizes if shapes can be derived for all. Derivation assumes the most likely or
+//! fails where shapes depend on sizes: if two symbols meet on one axis, of which either may be 1; if
+//! a size decides an `If`; if the weights of a convolution are an input. A run that contradicts this gets
 //! a plan for its [`Case`], the most general one that holds.
 
 use super::{Named, device, named};

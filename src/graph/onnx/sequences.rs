@@ -8,7 +8,7 @@ use crate::num;
 use std::cell::Cell;
 use std::collections::HashMap;
 
-/// What a value stands for that is no tensor.
+/// What the name of a sequence or an optional stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Sequence {
     /// These tensors.

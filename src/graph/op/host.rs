@@ -20,17 +20,23 @@ pub fn operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<&'a HostTensor> {
 /// Runs [`Op::infer`] on the types and shapes of operands and fails if they do not match, so that
 /// an evaluation needs no checks of its own.
 pub(crate) fn fit(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
-    let plain = |x: &HostTensor| Fact::new(x.dtype(), Shape::fixed(x.shape()));
-    let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(plain)).collect();
-    let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-    op.infer(&InferCx::new(&facts, &Constraints::default()))
+    infer(op, inputs, |_, _| false)
 }
 
 /// Like [`fit`], with the contents of small operands and of those that decide shapes.
 pub(crate) fn fit_with_contents(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
+    infer(op, inputs, |i, x| x.len() <= MAX_KNOWN || op.decides(i))
+}
+
+/// Infers the results, with the contents of the operands that `is_known` names.
+pub(super) fn infer(
+    op: &dyn Op,
+    inputs: &Inputs<'_>,
+    is_known: impl Fn(usize, &HostTensor) -> bool,
+) -> OpResult<Vec<Fact>> {
     let fact = |(i, x): (usize, &Option<&HostTensor>)| {
         let x = (*x)?;
-        Some(match x.len() <= MAX_KNOWN || op.decides(i) {
+        Some(match is_known(i, x) {
             true => Fact::of(x.clone().into()),
             false => Fact::new(x.dtype(), Shape::fixed(x.shape())),
         })

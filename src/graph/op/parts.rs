@@ -1,7 +1,11 @@
 //! [`Parts`], with which [`super::Op::parts`] builds the nodes that replace a node.
 
+use super::gather::Gather;
 use super::pointwise::{Expr, Pointwise};
+use super::range as op_range;
 use super::reshape::Reshape;
+use super::shape_of::ShapeOf;
+use super::slice::Slice;
 use super::{InferCx, Op, OpError, OpResult};
 use crate::graph::body::Body;
 use crate::graph::derive;
@@ -9,6 +13,7 @@ use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Builds the nodes that replace one node; they are removed again if the node stays.
@@ -163,6 +168,43 @@ impl<'a, 'b> Parts<'a, 'b> {
     pub fn unsqueeze(&mut self, what: &str, x: ValueId, axes: &[i64]) -> OpResult<ValueId> {
         let list = self.ints(&format!("{what}/axes"), axes)?;
         self.node(what, Reshape::Unsqueeze, &[Some(x), Some(list)])
+    }
+
+    /// Elements of an axis.
+    pub fn slice(&mut self, what: &str, x: ValueId, axis: i64, range: Range<i64>) -> OpResult<ValueId> {
+        let mut operands = vec![Some(x)];
+        for (name, v) in [("start", range.start), ("end", range.end), ("axis", axis)] {
+            operands.push(Some(self.ints(&format!("{what}/{name}"), &[v])?));
+        }
+        self.node(what, Slice, &operands)
+    }
+
+    /// Entry `i` of an axis, without that axis.
+    pub fn entry(&mut self, what: &str, x: ValueId, axis: i64, i: usize) -> OpResult<ValueId> {
+        let at = HostTensor::from_i64(&[], &[num::signed(i)])?;
+        let at = self.constant(&format!("{what}/at"), at);
+        self.node(what, Gather { axis }, &[Some(x), Some(at)])
+    }
+
+    /// The size of an axis, as a list of one number.
+    pub fn size(&mut self, what: &str, x: ValueId, axis: i64) -> OpResult<ValueId> {
+        let op = ShapeOf {
+            start: axis,
+            end: Some(axis + 1),
+        };
+        self.node(what, op, &[Some(x)])
+    }
+
+    /// The integers from `start` to before `end`; both are numbers or lists of one.
+    pub fn range(&mut self, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
+        let step = self.ints(&format!("{what}/step"), &[1])?;
+        self.node(what, op_range::Range, &[Some(start), Some(end), Some(step)])
+    }
+
+    /// The integers from 0 to before `end`.
+    pub fn count_to(&mut self, what: &str, end: ValueId) -> OpResult<ValueId> {
+        let zero = self.ints(&format!("{what}/zero"), &[0])?;
+        self.range(what, zero, end)
     }
 
     /// Removes the nodes that were built, for a node that stays.

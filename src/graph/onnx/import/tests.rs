@@ -62,6 +62,11 @@ fn read(opset: i64, sizes: &[i64], node: Vec<NodeProto>, outputs: &[&str]) -> Re
         }],
         ..Default::default()
     };
+    derived(&model)
+}
+
+/// The graph of a model, derived.
+fn derived(model: &ModelProto) -> Result<Graph> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.onnx");
     std::fs::write(&path, model.encode_to_vec()).unwrap();

@@ -21,7 +21,6 @@ use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::op::rotary::Pairs;
 use crate::graph::op::rotary_embedding::RotaryEmbedding;
 use crate::graph::op::sdpa::{Sdpa, UNLIMITED, both_masks, causal_mask, heads_first, new_positions};
-use crate::graph::op::slice::Slice;
 use crate::graph::op::types::Types;
 use crate::graph::op::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, filled, fixed_size,
@@ -142,11 +141,7 @@ impl GroupQueryAttention {
                 .zip([("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)])
         {
             let end = at + Self::number(heads) * size;
-            let mut operands = vec![Some(all)];
-            for (what, n) in [("start", at), ("end", end), ("axis", 2)] {
-                operands.push(Some(cx.ints(&format!("{name}/{what}"), &[n])?));
-            }
-            *slot = cx.node(name, Slice, &operands)?;
+            *slot = cx.slice(name, all, 2, at..end)?;
             at = end;
         }
         Ok(out)
@@ -331,11 +326,7 @@ impl Op for GroupQueryAttention {
         if self.smooth {
             let zero = HostTensor::zeros(fact.dtype, &[1, self.kv_heads, 1, num::exact(size, "a size")?])?;
             let zero = cx.constant("sink", zero);
-            let mut column = vec![Some(mask)];
-            for (name, v) in [("start", 0), ("end", 1), ("axis", -1)] {
-                column.push(Some(cx.ints(&format!("sink/{name}"), &[v])?));
-            }
-            let column = cx.node("sink/column", Slice, &column)?;
+            let column = cx.slice("sink/column", mask, -1, 0..1)?;
             let column = cx.pointwise("sink/seen", binary(Binary::Mul, arg(0), number(0.0)), &[column])?;
             for (x, (axis, added)) in operands.iter_mut().zip([(2, zero), (2, zero), (-1, column)]) {
                 *x = cx.node("sink/behind", Concat { axis }, &[Some(*x), Some(added)])?;

@@ -254,16 +254,23 @@ fn slice(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, range: [i64; 3]) -> OpR
     cx.node(what, Slice, &operands)
 }
 
+impl RotaryEmbedding {
+    /// The operator with these attributes.
+    pub(crate) fn import(a: &dyn Attributes) -> OpResult<Self> {
+        let number = |name: &str| {
+            let v = a.int(name)?.unwrap_or(0);
+            usize::try_from(v).map_err(|_| OpError::expected(format!("attribute `{name}`"), "0 or more", v))
+        };
+        Ok(Self {
+            interleaved: a.int("interleaved")?.unwrap_or(0) != 0,
+            rotated: number("rotary_embedding_dim")?,
+            heads: number("num_heads")?,
+        })
+    }
+}
+
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let number = |name: &str| {
-        let v = a.int(name)?.unwrap_or(0);
-        usize::try_from(v).map_err(|_| OpError::expected(format!("attribute `{name}`"), "0 or more", v))
-    };
-    Ok(Box::new(RotaryEmbedding {
-        interleaved: a.int("interleaved")?.unwrap_or(0) != 0,
-        rotated: number("rotary_embedding_dim")?,
-        heads: number("num_heads")?,
-    }))
+    Ok(Box::new(RotaryEmbedding::import(a)?))
 }
 
 pub static DEF: OpDef = OpDef {

@@ -15,8 +15,7 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number};
 use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::op::reduce::{Kind, Reduce};
-use crate::graph::op::shape_of::ShapeOf;
-use crate::graph::op::{Attributes, Op, OpDef, OpResult, microsoft, range::Range};
+use crate::graph::op::{Attributes, Op, OpDef, OpResult, microsoft};
 use crate::tensor::DType;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,13 +33,8 @@ impl Composed for EmbedNorm {
         let positions = match cx.opt(8) {
             Some(positions) => positions,
             None => {
-                let length = ShapeOf {
-                    start: 1,
-                    end: Some(2),
-                };
-                let length = cx.node("length", length, &[Some(tokens)])?;
-                let (zero, one) = (cx.ints("zero", &[0])?, cx.ints("one", &[1])?);
-                cx.node("positions", Range, &[Some(zero), Some(length), Some(one)])?
+                let length = cx.size("length", tokens, 1)?;
+                cx.count_to("positions", length)?
             }
         };
         let rows = [

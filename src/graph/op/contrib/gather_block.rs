@@ -11,9 +11,7 @@ use crate::graph::op::gather::Gather;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number};
-use crate::graph::op::{
-    Attributes, Op, OpDef, OpError, OpResult, axis, concat::Concat, microsoft, slice::Slice,
-};
+use crate::graph::op::{Attributes, Op, OpDef, OpError, OpResult, axis, concat::Concat, microsoft};
 use crate::num;
 use crate::shape::Dim;
 use crate::tensor::{DType, HostTensor};
@@ -106,11 +104,7 @@ impl Composed for GatherBlockQuantized {
         operands[0] = cx.reshape("blocks", rows, &[kept.clone(), vec![count, self.block]].concat())?;
         if let Some(zeros) = operands.get_mut(2) {
             // The last byte of packed zero points may be half used.
-            let mut range = vec![Some(*zeros)];
-            for (name, v) in [("start", 0), ("end", count), ("axis", -1)] {
-                range.push(Some(cx.ints(&format!("zeros/{name}"), &[v])?));
-            }
-            *zeros = cx.node("zeros/used", Slice, &range)?;
+            *zeros = cx.slice("zeros/used", *zeros, -1, 0..count)?;
         }
         for (x, name) in operands.iter_mut().skip(1).zip(["scales/blocks", "zeros/blocks"]) {
             *x = cx.unsqueeze(name, *x, &[num::signed(at + 1)])?;

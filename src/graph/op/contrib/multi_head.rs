@@ -15,19 +15,15 @@ use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::composite::{Composed, Composite};
 use crate::graph::op::concat::Concat;
-use crate::graph::op::gather::Gather;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, cast, input as arg, number, select};
 use crate::graph::op::pointwise::{Binary, Pointwise};
-use crate::graph::op::range::Range;
 use crate::graph::op::sdpa::{Sdpa, heads_first};
-use crate::graph::op::shape_of::ShapeOf;
-use crate::graph::op::slice::Slice;
 use crate::graph::op::{Attributes, Op, OpDef, OpError, OpResult, microsoft};
 use crate::num;
 use crate::shape::{Dim, Shape};
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::DType;
 
 /// What both operators share.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,30 +52,6 @@ fn add(cx: &mut Parts<'_, '_>, what: &str, a: ValueId, b: ValueId) -> OpResult<V
     cx.node(what, Pointwise::binary("Add", Binary::Add), &[Some(a), Some(b)])
 }
 
-/// Elements `from` to before `to` of the last axis.
-fn columns(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, [from, to]: [i64; 2]) -> OpResult<ValueId> {
-    let mut operands = vec![Some(x)];
-    for (name, v) in [("from", from), ("to", to), ("axis", -1)] {
-        operands.push(Some(cx.ints(&format!("{what}/{name}"), &[v])?));
-    }
-    cx.node(what, Slice, &operands)
-}
-
-/// Element `i` of an axis, without the axis.
-fn one(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: i64, i: i64) -> OpResult<ValueId> {
-    let index = cx.constant(&format!("{what}/index"), HostTensor::from_i64(&[], &[i])?);
-    cx.node(what, Gather { axis }, &[Some(x), Some(index)])
-}
-
-fn size_of(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, axis: usize) -> OpResult<ValueId> {
-    let start = num::signed(axis);
-    let op = ShapeOf {
-        start,
-        end: Some(start + 1),
-    };
-    cx.node(what, op, &[Some(x)])
-}
-
 fn width(cx: &Parts<'_, '_>, x: ValueId) -> OpResult<i64> {
     let shape = cx.fact(x)?.shape;
     let width = shape.0.last().and_then(Dim::as_const);
@@ -100,14 +72,13 @@ impl Heads {
         let hidden = number(self.hidden);
         let axes: &[i64] = match cx.fact(mask)?.shape.rank() {
             1 => {
-                let axis = cx.fact(keys)?.shape.rank().saturating_sub(2);
-                let mut count = size_of(cx, "mask/new", keys, axis)?;
+                let axis = num::signed(cx.fact(keys)?.shape.rank()) - 2;
+                let mut count = cx.size("mask/new", keys, axis)?;
                 if let Some(past) = past {
-                    let past = size_of(cx, "mask/past", past, 2)?;
+                    let past = cx.size("mask/past", past, 2)?;
                     count = add(cx, "mask/all", past, count)?;
                 }
-                let (zero, step) = (cx.ints("mask/zero", &[0])?, cx.ints("mask/step", &[1])?);
-                let places = cx.node("mask/places", Range, &[Some(zero), Some(count), Some(step)])?;
+                let places = cx.count_to("mask/places", count)?;
                 let lengths = cx.unsqueeze("mask/lengths", mask, &[1, 2, 3])?;
                 let seen = binary(Binary::Less, arg(0), cast(DType::I64, arg(1)));
                 let added = cast(dtype, select(seen, number(0.0), hidden));
@@ -207,8 +178,8 @@ impl Heads {
 impl MultiHeadAttention {
     /// Queries, keys and values of three axes, keys and values possibly of four.
     fn operands(&self, cx: &mut Parts<'_, '_>) -> OpResult<[ValueId; 3]> {
-        let joined = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId, i: i64| {
-            let part = one(cx, &format!("{name}/part"), x, 3, i)?;
+        let joined = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId, i: usize| {
+            let part = cx.entry(&format!("{name}/part"), x, 3, i)?;
             let size = width(cx, part)?;
             let joined = num::signed(self.0.count).checked_mul(size);
             let joined = joined.ok_or_else(|| OpError::expected("heads", "fewer", self.0.count))?;
@@ -248,7 +219,7 @@ impl Composed for MultiHeadAttention {
                 // Keys and values by heads have their bias already.
                 if cx.fact(*x)?.shape.rank() == 3 {
                     let to = from + width(cx, *x)?;
-                    let part = columns(cx, &format!("{name}/bias"), bias, [from, to])?;
+                    let part = cx.slice(&format!("{name}/bias"), bias, -1, from..to)?;
                     *x = add(cx, &format!("{name}/biased"), *x, part)?;
                     from = to;
                 }
@@ -285,13 +256,13 @@ impl Composed for Attention {
         let mut from = 0;
         let mut operands = [all; 3];
         for (slot, (name, width)) in operands.iter_mut().zip(["q", "k", "v"].into_iter().zip(widths)) {
-            *slot = columns(cx, name, all, [from, from + width])?;
+            *slot = cx.slice(name, all, -1, from..from + width)?;
             from += width;
         }
         let past = match cx.opt(4) {
             Some(both) => Some([
-                one(cx, "past/keys", both, 0, 0)?,
-                one(cx, "past/values", both, 0, 1)?,
+                cx.entry("past/keys", both, 0, 0)?,
+                cx.entry("past/values", both, 0, 1)?,
             ]),
             None => None,
         };

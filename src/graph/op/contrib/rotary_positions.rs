@@ -9,9 +9,8 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::pointwise::import::{binary, input as arg};
 use crate::graph::op::rotary_embedding::RotaryEmbedding;
-use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::{Attributes, Op, OpDef, OpError, OpResult, as_usize, microsoft};
-use crate::graph::op::{concat::Concat, expand::Expand, range::Range};
+use crate::graph::op::{concat::Concat, expand::Expand};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryPositions(pub RotaryEmbedding);
@@ -37,16 +36,8 @@ impl Composed for RotaryPositions {
         let mut positions = given;
         if cx.fact(given)?.shape.rank() == 1 {
             let tokens = if shape.rank() == 3 { 1 } else { 2 };
-            let size = |cx: &mut Parts<'_, '_>, what: &str, axis: i64| {
-                let op = ShapeOf {
-                    start: axis,
-                    end: Some(axis + 1),
-                };
-                cx.node(what, op, &[Some(x)])
-            };
-            let (batch, length) = (size(cx, "batch", 0)?, size(cx, "length", tokens)?);
-            let (zero, one) = (cx.ints("zero", &[0])?, cx.ints("one", &[1])?);
-            let places = cx.node("places", Range, &[Some(zero), Some(length), Some(one)])?;
+            let (batch, length) = (cx.size("batch", x, 0)?, cx.size("length", x, tokens)?);
+            let places = cx.count_to("places", length)?;
             let places = cx.pointwise("positions", binary(Binary::Add, arg(0), arg(1)), &[places, given])?;
             let shape = cx.node("shape", Concat { axis: 0 }, &[Some(batch), Some(length)])?;
             positions = cx.node("rows", Expand, &[Some(places), Some(shape)])?;
@@ -57,10 +48,6 @@ impl Composed for RotaryPositions {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    let number = |name: &str| {
-        let v = a.int(name)?.unwrap_or(0);
-        usize::try_from(v).map_err(|_| OpError::expected(format!("attribute `{name}`"), "0 or more", v))
-    };
     #[expect(clippy::float_cmp, reason = "the attribute's default")]
     if let Some(scale) = a.float("scale")?.filter(|s| *s != 1.0) {
         return Err(OpError::Unsupported(format!("attribute `scale` of {scale}")));
@@ -68,11 +55,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.int("is_packed_batching")?.unwrap_or(0) != 0 {
         return Err(OpError::Unsupported("attribute `is_packed_batching`".to_owned()));
     }
-    Ok(Box::new(Composite(RotaryPositions(RotaryEmbedding {
-        interleaved: a.int("interleaved")?.unwrap_or(0) != 0,
-        rotated: number("rotary_embedding_dim")?,
-        heads: number("num_heads")?,
-    }))))
+    Ok(Box::new(Composite(RotaryPositions(RotaryEmbedding::import(a)?))))
 }
 
 pub static DEF: OpDef = OpDef {

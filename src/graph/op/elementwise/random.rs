@@ -9,7 +9,7 @@ use crate::graph::onnx::dtype_of;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, fit, onnx, operand, room, to_sizes,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, fit, fixed_size, onnx, room, to_sizes,
 };
 use crate::num;
 use crate::quota;
@@ -26,8 +26,7 @@ pub enum Kind {
     Uniform { low: f32, high: f32 },
     /// 1 with the probability that the operand holds, else 0.
     Bernoulli,
-    /// Classes by the logarithms of their relative frequencies `[batch, classes]`: so many of each
-    /// row.
+    /// For each row of the logarithms of relative frequencies `[batch, classes]`, this many classes.
     Multinomial { samples: usize },
 }
 
@@ -43,7 +42,6 @@ pub struct Random {
 
 /// Number `i`, uniform in [0, 1), with as many bits as the type holds: a number of more could be
 /// rounded to 1.
-#[expect(clippy::cast_precision_loss, reason = "at most 53 bits")]
 fn uniform(seed: u64, i: usize, dtype: DType) -> f64 {
     let bits = match dtype {
         DType::F64 => 53,
@@ -51,7 +49,7 @@ fn uniform(seed: u64, i: usize, dtype: DType) -> f64 {
         DType::BF16 => 8,
         _ => 24,
     };
-    (num::random_bits(seed, i as u64) >> (64 - bits)) as f64 / (1u64 << bits) as f64
+    num::random_uniform(seed, i as u64, bits)
 }
 
 /// Number `i` of the standard normal distribution (Box and Muller).
@@ -149,17 +147,16 @@ impl Op for Random {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        fit(self, inputs)?;
-        let x = inputs.first().copied().flatten();
-        let shape = match (&self.shape, &self.kind) {
-            (Some(shape), _) => shape.clone(),
-            (None, Kind::Multinomial { samples }) => {
-                vec![*num::at(operand(inputs, 0)?.shape(), 0)?, *samples]
-            }
-            (None, _) => operand(inputs, 0)?.shape().to_vec(),
-        };
-        let dtype = self.dtype(x.map(HostTensor::dtype));
-        let data = self.draw(&shape, x, dtype)?;
+        let fact = fit(self, inputs)?.remove(0);
+        let (dtype, shape) = (
+            fact.dtype,
+            fact.shape
+                .0
+                .iter()
+                .map(fixed_size)
+                .collect::<OpResult<Vec<_>>>()?,
+        );
+        let data = self.draw(&shape, inputs.first().copied().flatten(), dtype)?;
         if dtype.is_float() {
             return Ok(vec![HostTensor::from_f64s(dtype, &shape, &data)?]);
         }

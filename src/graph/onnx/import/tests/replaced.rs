@@ -79,11 +79,7 @@ fn results(
         functions,
         ..Default::default()
     };
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.onnx");
-    std::fs::write(&path, model.encode_to_vec()).unwrap();
-    let mut graph = import(&path)?;
-    crate::graph::derive::derive(&mut graph)?;
+    let graph = derived(&model)?;
     let shape: Vec<usize> = sizes.iter().map(|n| usize::try_from(*n).unwrap()).collect();
     let data: Vec<f32> = (0u8..).map(f32::from).take(shape.iter().product()).collect();
     let x = HostTensor::from_f32(&shape, &data).unwrap();

@@ -1,7 +1,7 @@
 //! What hides keys from queries: positions, numbers of valid keys, and the mask.
 
 use super::Sdpa;
-use super::products::{HIDDEN, number_of_rows, range, whole};
+use super::products::{HIDDEN, whole};
 use crate::graph::ValueId;
 use crate::graph::op::OpResult;
 use crate::graph::op::pad::{Mode, Pad};
@@ -118,9 +118,8 @@ impl Sdpa {
         if !is_banded && lengths.is_none() && mask_end.is_none() {
             return Ok(());
         }
-        let zero = cx.ints("zero", &[0])?;
-        let count = number_of_rows(cx, "all", keys)?;
-        let columns = range(cx, "columns", zero, count)?;
+        let count = cx.size("all", keys, 2)?;
+        let columns = cx.count_to("columns", count)?;
         let column = seen.operand(columns);
         let mut length = None;
         if let Some(lengths) = lengths {
@@ -128,12 +127,12 @@ impl Sdpa {
             length = Some(seen.operand(lengths));
         }
         if is_banded {
-            let count = number_of_rows(cx, "queries", q)?;
-            let rows = range(cx, "rows", zero, count)?;
+            let count = cx.size("queries", q, 2)?;
+            let rows = cx.count_to("rows", count)?;
             let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
             let mut own = seen.operand(rows);
             if let Some(past) = past {
-                let first = number_of_rows(cx, "first", past)?;
+                let first = cx.size("first", past, 2)?;
                 own = binary(Binary::Add, own, seen.operand(first));
             } else if let Some(length) = &length {
                 let count = seen.operand(count);

@@ -10,8 +10,6 @@ use crate::graph::op::matmul::MatMul;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, input as arg, select, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
-use crate::graph::op::range::Range;
-use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
 use crate::tensor::{DType, HostTensor};
@@ -40,21 +38,6 @@ fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32)
     cx.pointwise(what, binary(f, arg(0), arg(1)), &[x, by])
 }
 
-/// The number of rows of keys or values `[b, heads, rows, size]`, as a list with one element.
-pub(super) fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
-    let op = ShapeOf {
-        start: 2,
-        end: Some(3),
-    };
-    cx.node(what, op, &[Some(x)])
-}
-
-/// The integers from `start` to before `end`.
-pub(super) fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
-    let step = cx.ints(&format!("{what}/step"), &[1])?;
-    cx.node(what, Range, &[Some(start), Some(end), Some(step)])
-}
-
 /// Positions of the rows in `all` that come after those of `past`.
 pub(crate) fn new_positions(
     cx: &mut Parts<'_, '_>,
@@ -62,9 +45,9 @@ pub(crate) fn new_positions(
     past: ValueId,
     all: ValueId,
 ) -> OpResult<ValueId> {
-    let first = number_of_rows(cx, &format!("{what}/first"), past)?;
-    let end = number_of_rows(cx, &format!("{what}/end"), all)?;
-    range(cx, what, first, end)
+    let first = cx.size(&format!("{what}/first"), past, 2)?;
+    let end = cx.size(&format!("{what}/end"), all, 2)?;
+    cx.range(what, first, end)
 }
 
 /// A causal mask `[queries, keys]` in the type of the keys. The first of the keys
@@ -77,9 +60,8 @@ pub(crate) fn causal_mask(
     window: Option<i64>,
 ) -> OpResult<ValueId> {
     let dtype = cx.fact(keys)?.dtype;
-    let zero = cx.ints("zero", &[0])?;
-    let all = number_of_rows(cx, "all", keys)?;
-    let columns = range(cx, "columns", zero, all)?;
+    let all = cx.size("all", keys, 2)?;
+    let columns = cx.count_to("columns", all)?;
     let rows = new_positions(cx, "rows", past, keys)?;
     let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
     let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));

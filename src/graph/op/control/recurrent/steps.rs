@@ -8,7 +8,6 @@ use crate::graph::op::matmul::MatMul;
 use crate::graph::op::parts::Parts;
 use crate::graph::op::pointwise::import::{binary, input as arg, number, select, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
-use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::op::{OpError, OpResult, as_usize};
 use crate::num;
@@ -67,29 +66,6 @@ struct Direction {
     /// Peepholes of an LSTM, each `[hidden]`: input, output, forget.
     peep: Option<[ValueId; 3]>,
     hidden: i64,
-}
-
-/// Elements of an axis from `start` on.
-fn slice(
-    cx: &mut Parts<'_, '_>,
-    what: &str,
-    x: ValueId,
-    axis: i64,
-    start: i64,
-    count: i64,
-) -> OpResult<ValueId> {
-    let mut operands = vec![Some(x)];
-    for (name, v) in [("start", start), ("end", start + count), ("axis", axis)] {
-        operands.push(Some(cx.ints(&format!("{what}/{name}"), &[v])?));
-    }
-    cx.node(what, Slice, &operands)
-}
-
-/// Entry `i` of the first axis, without that axis.
-fn entry(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, i: usize) -> OpResult<ValueId> {
-    let at = num::signed(i);
-    let at = cx.constant(&format!("{what}/at"), HostTensor::from_i64(&[], &[at])?);
-    cx.node(what, Gather { axis: 0 }, &[Some(x), Some(at)])
 }
 
 /// The lengths of sequences `[batch]` as `[batch, 1]`. A run with one outside of 0 to `full` fails.
@@ -195,17 +171,17 @@ impl Recurrent {
         inputs: ValueId,
     ) -> OpResult<ValueId> {
         let (d, hidden, gates) = (own.index, own.hidden, num::signed(self.gates()));
-        let b = entry(cx, &format!("b{d}"), b, d)?;
-        let first = slice(cx, &format!("wb{d}"), b, 0, 0, gates * hidden)?;
+        let b = cx.entry(&format!("b{d}"), b, 0, d)?;
+        let first = cx.slice(&format!("wb{d}"), b, 0, 0..gates * hidden)?;
         let inputs = cx.pointwise(&format!("with_wb{d}"), add(arg(0), arg(1)), &[inputs, first])?;
-        let mut second = slice(cx, &format!("rb{d}"), b, 0, gates * hidden, gates * hidden)?;
+        let mut second = cx.slice(&format!("rb{d}"), b, 0, gates * hidden..2 * gates * hidden)?;
         if self.cell
             == (Cell::Gru {
                 linear_before_reset: true,
             })
         {
-            own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
-            let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
+            own.late = Some(cx.slice(&format!("late{d}"), second, 0, 2 * hidden..3 * hidden)?);
+            let early = cx.slice(&format!("early{d}"), second, 0, 0..2 * hidden)?;
             let length = num::exact(hidden, "a size")?;
             let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
             let zeros = cx.constant(&format!("none{d}"), zeros);
@@ -231,8 +207,8 @@ impl Recurrent {
     ) -> OpResult<(Vec<Option<ValueId>>, ValueId, ValueId)> {
         let (w, r) = (cx.input(1)?, cx.input(2)?);
         let (w, r) = (
-            entry(cx, &format!("w{d}"), w, d)?,
-            entry(cx, &format!("r{d}"), r, d)?,
+            cx.entry(&format!("w{d}"), w, 0, d)?,
+            cx.entry(&format!("r{d}"), r, 0, d)?,
         );
         let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const());
         let hidden = hidden.ok_or_else(|| OpError::expected("hidden size", "a constant", "none"))?;
@@ -250,25 +226,28 @@ impl Recurrent {
             inputs = self.with_biases(cx, &mut own, b, inputs)?;
         }
         if let (Cell::Lstm { .. }, Some(p)) = (self.cell, cx.opt(7)) {
-            let p = entry(cx, &format!("p{d}"), p, d)?;
+            let p = cx.entry(&format!("p{d}"), p, 0, d)?;
             let mut list = [p; 3];
             for (i, v) in (0i64..).zip(&mut list) {
-                *v = slice(cx, &format!("p{d}_{i}"), p, 0, i * hidden, hidden)?;
+                *v = cx.slice(&format!("p{d}_{i}"), p, 0, i * hidden..(i + 1) * hidden)?;
             }
             own.peep = Some(list);
         }
         if let Cell::Gru { .. } = self.cell {
-            let first = slice(cx, &format!("r{d}/gates"), r, 0, 0, 2 * hidden)?;
-            own.split = Some([first, slice(cx, &format!("r{d}/new"), r, 0, 2 * hidden, hidden)?]);
+            let first = cx.slice(&format!("r{d}/gates"), r, 0, 0..2 * hidden)?;
+            own.split = Some([
+                first,
+                cx.slice(&format!("r{d}/new"), r, 0, 2 * hidden..3 * hidden)?,
+            ]);
         }
         let [h, c] = firsts;
-        let mut h = entry(cx, &format!("h{d}"), h, d)?;
-        let mut c = entry(cx, &format!("c{d}"), c, d)?;
+        let mut h = cx.entry(&format!("h{d}"), h, 0, d)?;
+        let mut c = cx.entry(&format!("c{d}"), c, 0, d)?;
         let mut rows = vec![None; sequence];
         for step in 0..sequence {
             let backwards = self.backwards.get(d) == Some(&true);
             let t = if backwards { sequence - 1 - step } else { step };
-            let now = entry(cx, &format!("x{d}_{t}"), inputs, t)?;
+            let now = cx.entry(&format!("x{d}_{t}"), inputs, 0, t)?;
             let (mut new, mut cell) = self.cell(cx, &own, t, now, h, c)?;
             let mut y = new;
             if let Some(lengths) = lengths {
@@ -334,11 +313,11 @@ impl Recurrent {
             Cell::Gru { linear_before_reset } => {
                 let [gates, new] = own.split.unwrap_or([own.r; 2]);
                 let before = cx.node(&name("hr"), product.clone(), &[Some(h), Some(gates)])?;
-                let both = slice(cx, &name("both"), now, -1, 0, 2 * n)?;
+                let both = cx.slice(&name("both"), now, -1, 0..2 * n)?;
                 let both = cx.pointwise(&name("gates"), act(0, sum()), &[both, before])?;
-                let z = slice(cx, &name("z"), both, -1, 0, n)?;
-                let r = slice(cx, &name("r"), both, -1, n, n)?;
-                let x = slice(cx, &name("xh"), now, -1, 2 * n, n)?;
+                let z = cx.slice(&name("z"), both, -1, 0..n)?;
+                let r = cx.slice(&name("r"), both, -1, n..2 * n)?;
+                let x = cx.slice(&name("xh"), now, -1, 2 * n..3 * n)?;
                 let state = if linear_before_reset {
                     let product = cx.node(&name("hh"), product, &[Some(h), Some(new)])?;
                     let product = match own.late {
@@ -358,8 +337,9 @@ impl Recurrent {
             Cell::Lstm { coupled } => {
                 let before = cx.node(&name("hr"), product, &[Some(h), Some(own.r)])?;
                 let gates = cx.pointwise(&name("gates"), sum(), &[now, before])?;
-                let part =
-                    |cx: &mut Parts<'_, '_>, what: &str, i: i64| slice(cx, &name(what), gates, -1, i * n, n);
+                let part = |cx: &mut Parts<'_, '_>, what: &str, i: i64| {
+                    cx.slice(&name(what), gates, -1, i * n..(i + 1) * n)
+                };
                 let [mut i, mut o, mut f, g] = [
                     part(cx, "i", 0)?,
                     part(cx, "o", 1)?,
