@@ -1,9 +1,9 @@
 //! What a plan takes for granted of a run.
 //!
 //! A plan serves all sizes if shapes can be derived for all. Derivation assumes the most likely or
-//! fails where shapes depend on sizes: if two symbols meet on one axis, of which either may be 1; if
-//! a size decides an `If`; if the weights of a convolution are an input. A run that contradicts this gets
-//! a plan for its [`Case`], the most general one that holds.
+//! fails where shapes depend on sizes: if two symbols meet on one axis, of which either may be 1;
+//! if a size decides an `If`; if the weights of a convolution are an input. A run that contradicts
+//! this gets a plan for its [`Case`], the most general one that holds.
 
 use super::{Named, device, named};
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -26,7 +26,7 @@ pub enum Kind {
     Uniform { low: f32, high: f32 },
     /// 1 with the probability that the operand holds, else 0.
     Bernoulli,
-    /// For each row of the logarithms of relative frequencies `[batch, classes]`, this many classes.
+    /// For each row of the logarithms of relative frequencies `[batch, classes]`, so many classes.
     Multinomial { samples: usize },
 }
 
