@@ -127,6 +127,10 @@ impl Records<'_, '_> {
             (Some((top, offset)), Some(part)) => (top, offset + part.offset),
             _ => (i, 0),
         };
+        // A part without elements may lie behind the last byte of the whole.
+        if let Some(whole) = self.all.get_mut(top) {
+            whole.bytes = whole.bytes.max(offset.saturating_add(bytes));
+        }
         self.index.insert(location, i);
         self.all.push(Record {
             location,

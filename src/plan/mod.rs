@@ -40,6 +40,8 @@ use std::sync::Arc;
 
 /// Minimum size of a pool in bytes: a multiple of every device's alignment.
 const MIN_POOL: u64 = 4096;
+/// Minimum number of bytes that a kernel binds.
+const MIN_VIEW: u64 = 8;
 
 /// Options for compiling a plan.
 #[derive(Clone, Debug)]
@@ -383,10 +385,18 @@ impl Plan {
             let v = d.upper_bound(&bounds).map_err(|e| dim_error(&e))?;
             Ok(v.max(0).cast_unsigned())
         };
-        let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
-        for p in &open.pools {
-            // Values without elements still get a pool.
-            let bytes = at(p)?.max(MIN_POOL);
+        // Values without elements are bound, too, perhaps behind the last byte of their pool.
+        let sizes = open.pools.iter().map(|p| Ok(at(p)?.max(MIN_POOL)));
+        let mut pools = sizes.collect::<Result<Vec<u64>>>()?;
+        for (pool, within) in &open.tensors {
+            if let Some(bytes) = pools.get_mut(*pool)
+                && within.saturating_add(MIN_VIEW) > *bytes
+            {
+                *bytes = bytes.saturating_add(MIN_POOL);
+            }
+        }
+        let (mut starts, mut total) = (Vec::with_capacity(pools.len()), 0u64);
+        for bytes in pools {
             starts.push((total, bytes));
             total = total
                 .checked_add(bytes)
@@ -397,7 +407,7 @@ impl Plan {
             t.offset = start + within;
             // The pool is proved to cover its tensors, but its own upper bound may be tighter than
             // theirs.
-            t.bytes = at(&t.size)?.min(bytes.saturating_sub(*within)).max(8);
+            t.bytes = at(&t.size)?.min(bytes.saturating_sub(*within)).max(MIN_VIEW);
         }
         self.memory.arena = total.max(16);
         let tensors = &self.tensors;

@@ -3,6 +3,7 @@
 
 mod cases;
 mod costs;
+mod empty;
 mod halves;
 mod indices;
 mod joint;

@@ -100,7 +100,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
     }
     let (forms, axes, fields) = layouts(&shapes, &result)?;
     let saturates = storage_type == DType::I32;
-    let wide = expr.is_wide(&types, &bounds, saturates)?;
+    let wide = storage_type == DType::I64 || expr.is_wide(&types, &bounds, saturates)?;
     let vectors = expr.is_of_floats(&types);
     let further = forms.iter().map(|f| Further {
         beside: f.beside,
