@@ -173,12 +173,10 @@ impl fmt::Display for Note {
                 f,
                 "--kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
             ),
-            Self::SizesDiffer { names } => {
-                write!(f, "inputs contradict the names of sizes {}", names.join(", "))
-            }
+            Self::SizesDiffer { names } => sizes_differ(f, &names.join(", ")),
             Self::NotPlanned { why } => write!(
                 f,
-                "only the run knows all shapes; the reference interpreter runs it, which is slow: {why}"
+                "some shapes are known only at run time, so the slow reference interpreter is used: {why}"
             ),
             Self::WindowIgnored { length } => write!(
                 f,
@@ -213,6 +211,15 @@ impl fmt::Display for Note {
             ),
         }
     }
+}
+
+/// What [`Note::SizesDiffer`] says of these names.
+fn sizes_differ(f: &mut fmt::Formatter<'_>, names: &str) -> fmt::Result {
+    write!(
+        f,
+        "input sizes contradict the dimension names {names}, which are now ignored; check the inputs if \
+         this is unexpected"
+    )
 }
 
 /// Each variant with what is wrong with it.

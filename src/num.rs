@@ -58,7 +58,7 @@ pub fn random_bits(seed: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Number `i` of that sequence, uniform in [0, 1), as a multiple of 2^-`bits`; at most 53.
+/// Number `i` of that sequence, uniform in [0, 1), as a multiple of 2^-`bits`; `bits` is 1 to 53.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
 pub fn random_uniform(seed: u64, i: u64, bits: u32) -> f64 {
     (random_bits(seed, i) >> (64 - bits)) as f64 / (1u64 << bits) as f64

@@ -56,13 +56,12 @@ pub struct Runner {
     /// The model before any pass.
     model: Graph,
     pipeline: Pipeline,
-    /// The model after the passes, with shapes for all runs; the model itself if these cannot be
-    /// derived without a run.
+    /// The model after the passes if its shapes can be derived for all runs, otherwise `model`.
     general: Arc<Graph>,
     /// Whether shapes for all runs can be derived.
     is_planned: bool,
-    /// What the engine is ready for; `None` before the first run of a model that needs one to be
-    /// planned, and after planning failed.
+    /// What the engine can run; `None` until a run supplies the sizes that planning needs, and
+    /// after planning failed.
     ready: Option<Ready>,
     engine: Engine,
     passes: Vec<PassReport>,
@@ -97,7 +96,8 @@ pub struct RunnerOptions {
     pub limits: Limits,
     /// How quantized operators are computed with integers; `None` computes them as floats.
     pub integer: Option<Arithmetic>,
-    /// Seed of operators that draw random numbers. Each run draws the same.
+    /// Seed of operators that draw random numbers, unless the node has its own attribute `seed`.
+    /// Each run draws the same numbers.
     pub seed: u64,
 }
 
@@ -282,7 +282,7 @@ impl Runner {
                 Err(e) => return Err(e),
             }
         }
-        // Sizes that contradict each other are a better reason than what follows from them.
+        // Report contradictory sizes rather than the errors that follow from them.
         cases::solved(&self.model, given)?;
         let impossible = || Error::internal(Stage::Plan, "a run of known sizes fits no plan");
         Err(failed.unwrap_or_else(impossible))
@@ -381,7 +381,7 @@ impl Runner {
     }
 
     /// Names, types and shapes of constants that a run may replace: initializers that the model
-    /// also lists as inputs. Each other value gets a plan of its own.
+    /// also lists as inputs. A new value makes the next run plan again.
     pub fn defaults(&self) -> impl Iterator<Item = (&str, &Fact)> {
         let values = self.model.defaults().iter().map(|v| self.model.value(*v));
         values.filter_map(|v| Some((v.name.as_str(), v.fact.as_ref()?)))
@@ -393,8 +393,9 @@ impl Runner {
         self.facts(self.general.outputs())
     }
 
-    /// Checks names, element types, ranks and sizes of `given` and returns the values of the
-    /// symbols. The error lists every problem.
+    /// Checks names, element types and ranks, then sizes, and returns the values of the symbols.
+    /// Sizes may contradict the model's dimension names. The error lists every problem with names,
+    /// types and ranks, or the first with sizes.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
         self.check_tensors(given)?;
         let misnamed = cases::misnamed(&self.model, given);
@@ -438,10 +439,12 @@ impl Runner {
                     wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
                 }
                 None if !known.contains(name.as_str()) => {
-                    let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
+                    let all = self.inputs().map(|(n, _)| n);
+                    let all = all.chain(self.unranked().map(|(n, _)| n));
+                    let all: Vec<&str> = all.chain(self.defaults().map(|(n, _)| n)).collect();
                     wrong.push(format!(
                         "the model has no input \"{name}\"; its inputs are {}",
-                        known.join(", ")
+                        all.join(", ")
                     ));
                 }
                 _ => {}
@@ -475,8 +478,11 @@ impl Runner {
     }
 
     /// Runs the model with one tensor per input, in any order, and returns the outputs in model
-    /// order. On a device, integers must fit in 32 bits. `cancel` ends the run before its next node
-    /// on the host or its next segment on the device, with an error of kind
+    /// order. Tensors for [`Runner::defaults`] are optional. If the inputs break the current plan's
+    /// assumptions, the run first plans again; without a plan, the interpreter runs it and
+    /// [`Runner::notes`] says why. On a device, an integer input that its readers do not accept is
+    /// an error, such as an index outside its axis. `cancel` ends the run before its next node on
+    /// the host or its next segment on the device, with an error of kind
     /// [`ErrorKind::Interrupted`].
     pub fn run(&mut self, given: &[Named], cancel: &Cancel) -> Result<Vec<Named>> {
         let _cancellable = quota::cancellable(cancel);
@@ -484,7 +490,7 @@ impl Runner {
         self.check_tensors(given)?;
         let bindings = self.prepare(given)?;
         match self.execute(given, &bindings) {
-            // A size that only the data defines may be 1 where two are broadcast.
+            // A data-dependent size may be 1 on a broadcast axis.
             Err(e) if e.kind() == ErrorKind::ShapeMismatch && self.depends_on_data() => {
                 let granted = Granted::of(Case::Run, &self.model, given, &[]);
                 let applied = granted.applied(&self.model, given)?;

@@ -190,7 +190,7 @@ impl Graph {
         let v = self.value(id);
         let missing = || match self.unranked.iter().any(|(u, _)| *u == id) {
             true => format!(
-                "the model does not state the number of axes of input \"{}\"; it is known only in a run",
+                "the model states no rank for input \"{}\"; its shape is known only at run time",
                 v.name
             ),
             false => format!("value \"{}\" has no shape yet", v.name),

@@ -127,7 +127,7 @@ impl Records<'_, '_> {
             (Some((top, offset)), Some(part)) => (top, offset + part.offset),
             _ => (i, 0),
         };
-        // A part without elements may lie behind the last byte of the whole.
+        // A part without elements may start at the end of the whole.
         if let Some(whole) = self.all.get_mut(top) {
             whole.bytes = whole.bytes.max(offset.saturating_add(bytes));
         }

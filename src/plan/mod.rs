@@ -385,7 +385,7 @@ impl Plan {
             let v = d.upper_bound(&bounds).map_err(|e| dim_error(&e))?;
             Ok(v.max(0).cast_unsigned())
         };
-        // Values without elements are bound, too, perhaps behind the last byte of their pool.
+        // Values without elements are bound, too, possibly past the end of their pool.
         let sizes = open.pools.iter().map(|p| Ok(at(p)?.max(MIN_POOL)));
         let mut pools = sizes.collect::<Result<Vec<u64>>>()?;
         for (pool, within) in &open.tensors {

@@ -1,9 +1,9 @@
-//! What a plan takes for granted of a run.
+//! Specialization of plans to the sizes of a run.
 //!
-//! A plan serves all sizes if shapes can be derived for all. Derivation assumes the most likely or
-//! fails where shapes depend on sizes: if two symbols meet on one axis, of which either may be 1;
-//! if a size decides an `If`; if the weights of a convolution are an input. A run that contradicts
-//! this gets a plan for its [`Case`], the most general one that holds.
+//! One plan serves all sizes if shapes can be derived symbolically. Otherwise, derivation assumes
+//! the likely case or fails: two symbols meet on a broadcast axis; a size decides an `If`; the
+//! weights of a convolution are an input. A run that breaks the assumptions gets a plan for the
+//! most general [`Case`] that holds.
 
 use super::{Named, device, named};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -118,9 +118,8 @@ pub(super) fn same(a: &HostTensor, b: &HostTensor) -> bool {
     a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()
 }
 
-/// Names of the small inputs whose values shapes depend on, where `model` has the sizes of a run:
-/// as far as its shapes can be derived, those that operators ask for, otherwise all integers, truth
-/// values and scalars.
+/// Names of the small inputs whose values decide shapes; `model` has the sizes of the run. If
+/// derivation finds none, all small integer and boolean inputs and scalars.
 pub(super) fn deciding(model: &Graph, given: &[Named]) -> Vec<String> {
     let mut derived = model.clone();
     if let Err(e) = derive::derive(&mut derived) {
@@ -186,7 +185,7 @@ pub(super) fn holds(graph: &Graph, bindings: &Bindings) -> bool {
 /// An axis of an input.
 type Axis = (ValueId, usize);
 
-/// The axes whose sizes contradict others of the same name, or that do not follow from the name.
+/// Input axes whose sizes contradict the dimension names, or that the names do not determine.
 pub(super) fn misnamed(model: &Graph, given: &[Named]) -> Vec<Axis> {
     let values = bind::values(&shapes(model, given).collect::<Vec<_>>());
     let mut found = Vec::new();
@@ -205,7 +204,7 @@ pub(super) fn misnamed(model: &Graph, given: &[Named]) -> Vec<Axis> {
     found
 }
 
-/// The model with symbols of their own for the sizes of these axes, and the names that they had.
+/// The model with a symbol of its own for each of these axes, and the names that they had.
 pub(super) fn renamed(model: &Graph, axes: &[Axis]) -> (Graph, Vec<String>) {
     let mut graph = model.clone();
     let mut names = BTreeSet::new();
@@ -220,7 +219,8 @@ pub(super) fn renamed(model: &Graph, axes: &[Axis]) -> (Graph, Vec<String>) {
     (graph, names.into_iter().collect())
 }
 
-/// True if more may be known of the model's shapes in a run.
+/// True if a run can add shape information: an input without a rank or fixed sizes, or a small
+/// one.
 pub(super) fn is_open(model: &Graph) -> bool {
     let small = |f: &Fact| {
         let sizes = f.shape.as_fixed();
@@ -234,7 +234,7 @@ pub(super) fn is_open(model: &Graph) -> bool {
     !model.unranked().is_empty() || facts.into_iter().any(small)
 }
 
-/// True for an error of sizes that differ and that no run makes equal.
+/// True for a size mismatch that no run can resolve.
 pub(super) fn is_mismatch(e: &Error) -> bool {
     let Error::Node { source, .. } = e else {
         return false;
@@ -242,7 +242,7 @@ pub(super) fn is_mismatch(e: &Error) -> bool {
     matches!(source.downcast_ref::<OpError>(), Some(OpError::Mismatch { .. }))
 }
 
-/// True for an error of shapes, or of kernels for them, that may be none once more is known.
+/// True for an error of shapes or kernels that may vanish once more sizes or values are known.
 pub(super) fn may_pass(e: &Error) -> bool {
     let (Error::Node { stage, .. } | Error::Other { stage, .. }) = e else {
         return false;

@@ -6,13 +6,11 @@ use crate::graph::op::{OpError, OpResult};
 use prost::Message;
 use std::collections::HashMap;
 
-/// Maximum nesting of calls. Nothing in ONNX recurses, so deeper calls are of functions that call
-/// themselves.
+/// Maximum nesting of calls, which bounds the stack. Recursion is rejected separately.
 pub(super) const MAX_CALLS: usize = 64;
-/// Maximum number of nodes that the calls of a model add, since functions that call others twice
-/// multiply.
+/// Maximum number of nodes that inlining adds: nested calls can grow exponentially.
 const MAX_NODES: usize = 1_000_000;
-/// Maximum of their bytes, which may be constants.
+/// Maximum encoded size of those nodes in bytes, including constants.
 const MAX_BYTES: usize = 1 << 30;
 
 /// What the calls of a model have added so far.
@@ -35,7 +33,7 @@ impl Added {
         ] {
             if found > most {
                 return Err(OpError::Unsupported(format!(
-                    "calls of functions that add more than {most} {what}"
+                    "functions that expand to more than {most} {what}"
                 )));
             }
         }
@@ -97,7 +95,8 @@ impl Function<'_> {
         key(&self.proto.domain, &self.proto.name, &self.proto.overload)
     }
 
-    /// The nodes that a call stands for. `place` begins the names of the values between them.
+    /// The inlined nodes of a call. `place` prefixes the names of intermediate values. An error if
+    /// the call has too many operands or results, or an attribute that the function lacks.
     pub fn body(&self, call: &NodeProto, place: &str) -> OpResult<Vec<NodeProto>> {
         let f = self.proto;
         for (what, given, most) in [
@@ -178,7 +177,7 @@ struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// A name that nothing defines gets one that nothing defines outside either.
+    /// The name in the caller. An undefined name gets the prefix, so it captures no outer value.
     fn name(&self, name: &str) -> String {
         let unknown = || format!("{}/{name}", self.place);
         match name {
@@ -209,7 +208,7 @@ impl<'a> Scope<'a> {
         Some(AttributeProto { g, ..a.clone() })
     }
 
-    /// A subgraph, whose own values get the place before their names, too.
+    /// Renames a subgraph: the values that it defines get the prefix `place`.
     fn graph(&self, g: &'a GraphProto) -> GraphProto {
         let mut scope = Scope {
             place: self.place,

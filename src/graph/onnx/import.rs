@@ -33,7 +33,8 @@ pub struct ImportOptions {
     /// Files are copied into memory instead of mapped; see
     /// [`Limits::read_files`](crate::Limits::read_files).
     pub read_files: bool,
-    /// Seed of operators that draw random numbers.
+    /// Seed of operators that draw random numbers, unless the node has its own attribute `seed`.
+    /// Each run draws the same numbers.
     pub seed: u64,
 }
 
@@ -127,7 +128,7 @@ struct ModelFile<'a> {
     weights: &'a RefCell<Weights>,
     /// Unsupported parts of all graphs.
     missing: &'a RefCell<Vec<Missing>>,
-    /// Number of enclosing graphs, and of those the bodies of loops.
+    /// Number of enclosing graphs, and how many of them are loop bodies.
     depth: usize,
     loops: usize,
     /// The functions of the enclosing calls.
@@ -141,8 +142,7 @@ struct ModelFile<'a> {
     random_nodes: &'a Cell<u64>,
 }
 
-/// Maximum nesting of graphs, which bounds the stack that they need. Files nest about as deep as
-/// messages of their format may.
+/// Maximum nesting of graphs, which bounds the stack. Protobuf decoders allow about as much.
 const MAX_DEPTH: usize = 32;
 /// Maximum nesting of loops. Deriving a loop may derive its body several times, so nested ones
 /// multiply.
@@ -204,7 +204,7 @@ impl<'a> Importer<'a> {
 
     fn lookup(&mut self, name: &str, reader: &str) -> Result<ValueId> {
         if self.sequences.contains_key(name) {
-            let why = format!("a sequence or optional that {reader} reads");
+            let why = format!("{reader} uses a sequence or optional");
             self.miss("value", name, OpError::Unsupported(why));
         }
         if let Some(id) = self.names.get(name) {
@@ -273,7 +273,7 @@ impl<'a> Importer<'a> {
     /// Sets what the file states of an input, or records it as unsupported.
     fn declare(&mut self, id: ValueId, name: &str, ty: Option<&TypeProto>) {
         let Some(tensor) = ty.and_then(|t| t.tensor_type.as_ref()) else {
-            let why = "a value that is not a tensor".to_owned();
+            let why = "type is not a tensor (sequence, optional or map)".to_owned();
             return self.miss("input", name, OpError::Unsupported(why));
         };
         let dtype = match dtype_of(i64::from(tensor.elem_type)) {
@@ -372,7 +372,7 @@ impl<'a> Importer<'a> {
         let is_one = replacement.run();
         let made = replacement.made;
         self.sequences = known;
-        // A run cannot replace what is used here.
+        // These constants are now built in, so a run may no longer replace them.
         let read = read.into_inner();
         self.edit.remove_defaults(&read);
         match is_one {
@@ -391,8 +391,7 @@ impl<'a> Importer<'a> {
         Ok(true)
     }
 
-    /// The function that a node calls. A model may carry the definition of an operator that this
-    /// engine has.
+    /// The model's function for this node; `None` if there is none or the engine has the operator.
     fn function(&self, n: &NodeProto, domain: &str) -> Option<&'a Function<'a>> {
         if self.file.functions.is_empty() {
             return None;
@@ -411,10 +410,10 @@ impl<'a> Importer<'a> {
             self.file.added.set(added);
             let open = self.file.open.borrow();
             if open.contains(&function.key()) {
-                return Err(OpError::Unsupported("a function that calls itself".to_owned()));
+                return Err(OpError::Unsupported("a recursive function".to_owned()));
             }
             if open.len() >= MAX_CALLS {
-                let why = format!("calls of functions nested deeper than {MAX_CALLS}");
+                let why = format!("function calls nested deeper than {MAX_CALLS}");
                 return Err(OpError::Unsupported(why));
             }
             function.body(n, name)

@@ -13,8 +13,8 @@ use std::collections::HashMap;
 pub(super) enum Sequence {
     /// These tensors.
     List(Vec<String>),
-    /// Parts of a tensor along an axis, each `chunk` long, the last one perhaps shorter. Without
-    /// `keep`, parts of length 1 that lose the axis.
+    /// Parts of a tensor along an axis, each `chunk` long; the last may be shorter. If not `keep`,
+    /// `chunk` is 1 and the parts lack the axis.
     Parts {
         tensor: String,
         axis: i64,
@@ -47,8 +47,11 @@ pub(super) struct Replacement<'a> {
     pub made: Vec<NodeProto>,
 }
 
-/// Maximum of elements of all sequences, since each node that changes one makes another.
+/// Maximum number of elements of all sequences together: each edit of a sequence copies it.
 const MAX_ELEMENTS: usize = 1 << 20;
+
+/// Why a node that reads a sequence is not replaced.
+const AN_OPTIONAL: &str = "an optional where a sequence is expected";
 
 fn ints(name: &str, list: &[i64]) -> AttributeProto {
     AttributeProto {
@@ -109,22 +112,20 @@ impl Replacement<'_> {
             .filter(|i| !i.is_empty())
     }
 
-    /// The number that operand `i` holds.
+    /// The constant integer in operand `i`; `None` if omitted, an error if not constant.
     fn position(&self, i: usize) -> OpResult<Option<i64>> {
         let Some(name) = self.input(i) else {
             return Ok(None);
         };
         match (self.ints)(name).as_deref() {
             Some([one]) => Ok(Some(*one)),
-            _ => unsupported("a position in a sequence that is not constant"),
+            _ => unsupported("a sequence position that is not a constant"),
         }
     }
 
     fn sequence(&self, i: usize) -> OpResult<Sequence> {
         let found = self.input(i).and_then(|name| self.known.get(name)).cloned();
-        found.ok_or_else(|| {
-            OpError::Unsupported("a sequence that is an input, or a result of a loop or branch".to_owned())
-        })
+        found.ok_or_else(|| OpError::Unsupported("a sequence from a model input, loop or branch".to_owned()))
     }
 
     fn list(&self, i: usize) -> OpResult<Vec<String>> {
@@ -137,21 +138,26 @@ impl Replacement<'_> {
                 }
                 Ok(list)
             }
-            _ => unsupported("a change of a sequence whose length depends on sizes"),
+            _ => unsupported("inserting into or erasing from a sequence of variable length"),
         }
     }
 
-    /// The index for a position in a list of `count` elements, or of `count` gaps.
+    /// The index for `position`, which may count from the end, in a list of `count` elements.
     fn place(position: i64, count: usize) -> OpResult<usize> {
         let at = usize::try_from(position).ok().or_else(|| {
             let back = usize::try_from(position.checked_neg()?).ok()?;
             count.checked_sub(back)
         });
-        at.filter(|at| *at < count)
-            .ok_or_else(|| OpError::expected("position in a sequence", format!("below {count}"), position))
+        at.filter(|at| *at < count).ok_or_else(|| {
+            let valid = match count {
+                0 => "a non-empty sequence".to_owned(),
+                _ => format!("-{count} to {}", count - 1),
+            };
+            OpError::expected("position in a sequence", valid, position)
+        })
     }
 
-    /// Replaces the node if it is of sequences or optionals. Returns false if it is not.
+    /// Replaces a node that makes or reads a sequence or optional. Returns false for other nodes.
     pub fn run(&mut self) -> OpResult<bool> {
         let result = self.node.output.first().cloned().unwrap_or_default();
         let made = match self.node.op_type.as_str() {
@@ -230,7 +236,7 @@ impl Replacement<'_> {
             return Ok(parts(1, self.attribute("keepdims", 1) != 0));
         };
         match (self.ints)(&sizes).as_deref() {
-            None => unsupported("sizes of parts that are not constant"),
+            None => unsupported("`split` sizes that are not constant"),
             // A single number may also be a list of one size, which is the whole axis.
             Some([chunk]) if *chunk > 0 => Ok(parts(*chunk, true)),
             Some([chunk]) => Err(OpError::expected("size of parts", "above 0", chunk)),
@@ -250,7 +256,7 @@ impl Replacement<'_> {
 
     fn at(&mut self, result: &str) -> OpResult<()> {
         match self.sequence(0)? {
-            Sequence::Nothing | Sequence::Tensor(_) => unsupported("an element of an optional"),
+            Sequence::Nothing | Sequence::Tensor(_) => unsupported(AN_OPTIONAL),
             Sequence::List(list) => {
                 let at = self.position(1)?.unwrap_or(0);
                 let element = &list[Self::place(at, list.len())?];
@@ -283,7 +289,7 @@ impl Replacement<'_> {
                 let start = at.checked_mul(chunk).filter(|_| at >= 0);
                 let end = start.and_then(|start| start.checked_add(chunk));
                 let (Some(start), Some(end)) = (start, end) else {
-                    return unsupported("a position from the end of a sequence of parts");
+                    return unsupported("a negative position in an evenly split tensor");
                 };
                 let range = [start, end, axis].map(|v| self.constant(&[v]));
                 let [start, end, axis] = &range;
@@ -295,7 +301,7 @@ impl Replacement<'_> {
 
     fn length(&mut self, result: &str) -> OpResult<()> {
         match self.sequence(0)? {
-            Sequence::Nothing | Sequence::Tensor(_) => unsupported("the length of an optional"),
+            Sequence::Nothing | Sequence::Tensor(_) => unsupported(AN_OPTIONAL),
             Sequence::List(list) => {
                 let count = num::signed(list.len());
                 self.add("Constant", &[], result, vec![int("value_int", count)]);
@@ -319,7 +325,7 @@ impl Replacement<'_> {
     fn concat(&mut self, result: &str) -> OpResult<()> {
         let (along, new) = (self.attribute("axis", 0), self.attribute("new_axis", 0) != 0);
         match self.sequence(0)? {
-            Sequence::Nothing | Sequence::Tensor(_) => unsupported("the elements of an optional"),
+            Sequence::Nothing | Sequence::Tensor(_) => unsupported(AN_OPTIONAL),
             Sequence::List(list) if list.is_empty() => unsupported("the elements of an empty sequence"),
             Sequence::List(_) => {
                 let mut list = self.list(0)?;
@@ -355,12 +361,12 @@ impl Replacement<'_> {
                 self.add("Reshape", &[&tensor, &shape], result, Vec::new());
                 Ok(())
             }
-            Sequence::Parts { .. } => unsupported("parts that are joined along another axis"),
+            Sequence::Parts { .. } => unsupported("concatenating the parts of a split along another axis"),
         }
     }
 
-    /// A loop that inserts one tensor into each of its sequences in each iteration: they become
-    /// results with an axis for the iterations.
+    /// Replaces a loop that appends one tensor per iteration to each of its sequences. Each such
+    /// sequence becomes a result with an axis for the iterations.
     fn collect(&mut self) -> OpResult<bool> {
         let carried = self.node.input.iter().enumerate().skip(2);
         let lists: Vec<usize> = carried
@@ -379,12 +385,12 @@ impl Replacement<'_> {
         node.output.resize(node.output.len().max(results), String::new());
         for i in lists.into_iter().rev() {
             if !self.list(i + 2)?.is_empty() {
-                return unsupported("a loop over a sequence that is not empty at first");
+                return unsupported("a loop whose initial sequence is not empty");
             }
             let inserted = inserted(body, i);
             let Some(element) = inserted else {
                 return unsupported(
-                    "a loop that does more with a sequence than to append one tensor in each iteration",
+                    "a loop that does not just append one tensor to the sequence per iteration",
                 );
             };
             node.input.remove(i + 2);

@@ -54,7 +54,7 @@ pub struct Weights {
     copied: bool,
 }
 
-/// Maximum of bytes that a sparse tensor becomes: few bytes of a file may stand for many.
+/// Maximum size in bytes of a sparse tensor once dense: a small file can declare a huge one.
 const MAX_DENSE: usize = 1 << 30;
 
 impl Weights {
@@ -220,15 +220,22 @@ impl Weights {
         let all = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let all = all.ok_or_else(|| bad(&format!("shape {shape:?} is too large")))?;
         let sizes = if each == 1 { vec![all] } else { shape.clone() };
-        if at.len() != each.saturating_mul(elements.len()) || elements.dtype().bits() < 8 {
+        let wanted = each.saturating_mul(elements.len());
+        if at.len() != wanted {
             return Err(bad(&format!(
-                "{} indices for {} values",
-                at.len(),
-                elements.len()
+                "expected {wanted} index elements for {} values, found {}",
+                elements.len(),
+                at.len()
+            )));
+        }
+        if elements.dtype().bits() < 8 {
+            return Err(bad(&format!(
+                "elements of {} are not supported; expected at least 8 bits",
+                elements.dtype()
             )));
         }
         if all.saturating_mul(elements.dtype().size()) > MAX_DENSE {
-            return Err(bad(&format!("shape {shape:?} takes more than {MAX_DENSE} bytes")));
+            return Err(bad(&format!("shape {shape:?} takes more than 1 GiB")));
         }
         let dense = HostTensor::zeros(elements.dtype(), &shape).map_err(|e| bad(&e))?;
         let mut bytes = dense.bytes().map_err(|e| bad(&e))?.to_vec();
@@ -240,7 +247,8 @@ impl Weights {
                 Some(flat * n + i)
             });
             let place = flat.and_then(|flat| bytes.get_mut(flat * width..(flat + 1) * width));
-            let place = place.ok_or_else(|| bad(&format!("index {position:?} is outside of {shape:?}")))?;
+            let outside = || bad(&format!("index {position:?} is outside the shape {shape:?}"));
+            let place = place.ok_or_else(outside)?;
             place.copy_from_slice(value);
         }
         let tensor = HostTensor::from_bytes(elements.dtype(), &shape, &bytes).map_err(|e| bad(&e))?;

@@ -9,7 +9,7 @@ use crate::tensor::HostTensor;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The most results of a composite operator.
+/// Maximum number of results of a composite operator.
 const RESULTS: usize = 8;
 
 /// Attributes of an operator, and the nodes that it stands for.
@@ -31,7 +31,7 @@ impl PartialEq for Inner {
     }
 }
 
-/// The operator: shapes and the reference follow from the parts.
+/// Implements [`Op`] for a [`Composed`] operator: inference and evaluation run its parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Composite<T>(pub T);
 

@@ -125,7 +125,7 @@ pub fn as_usize(d: &Dim) -> Option<usize> {
 pub(crate) fn fixed_size(d: &Dim) -> OpResult<usize> {
     as_usize(d).ok_or_else(|| match d.as_const() {
         Some(_) => OpError::expected("size", "0 or more", d),
-        None => OpError::Unsupported(format!("the size {d}, which must be known before the run")),
+        None => OpError::Unsupported(format!("size {d}: it must be known before the run")),
     })
 }
 

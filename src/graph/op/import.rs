@@ -36,8 +36,8 @@ pub trait Attributes {
     fn output_count(&self) -> usize;
     /// Number of results, including omitted ones.
     fn result_count(&self) -> usize;
-    /// The seed of the node's random numbers, from the options of the import and the node's place.
-    /// An error in a loop, whose iterations would draw the same.
+    /// The node's random seed, derived from the import options and the node's position. An error
+    /// inside a loop, whose iterations would draw the same numbers.
     fn seed(&self) -> OpResult<u64>;
     /// True if result `i` is named.
     fn has_output(&self, i: usize) -> bool;

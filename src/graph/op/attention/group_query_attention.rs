@@ -8,10 +8,9 @@
 //! Results: the attention with the shape of the queries, and the keys and values appended to the
 //! past. A query attends to its own position and earlier ones, at most `window` keys.
 //!
-//! The cache grows by the new rows. Sequences of one batch may differ in length: their new rows
-//! follow the rows in use, and the rest is zeros; first prompts are padded on the right. A
-//! preallocated cache is not supported. With `smooth_softmax`, the sum of a row of weights also
-//! counts a key whose score and value are 0.
+//! The cache grows by `sequence` rows. Sequences of a batch may differ in length: each one's new
+//! rows follow its own past, and the remaining rows are zero. First prompts are right-padded. A
+//! preallocated cache is not supported. `smooth_softmax` adds `exp(0)` to the softmax denominator.
 
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
@@ -41,7 +40,7 @@ pub struct GroupQueryAttention {
     pub softcap: f32,
     /// Number of keys visible to a query, counting its own.
     pub window: Option<usize>,
-    /// The softmax has one more term, of a score of 0.
+    /// `smooth_softmax`: `exp(0)` is added to the softmax denominator.
     pub smooth: bool,
     /// Rotary embedding of queries and keys, with interleaved pairs or halves of a head.
     pub rotary: Option<Pairs>,
@@ -73,8 +72,8 @@ impl GroupQueryAttention {
         num::signed(n)
     }
 
-    /// The addends of the scores `[batch, 1, sequence, keys]`: which keys each query sees, plus an
-    /// optional bias. `first` are the positions of the first queries.
+    /// The additive mask `[batch, 1, sequence, keys]`: causal and window mask, plus an optional
+    /// bias. `first` are the positions of the first queries.
     fn mask(
         &self,
         first: &[usize],
@@ -350,7 +349,7 @@ impl GroupQueryAttention {
             && let Some(n) = total.to_i64()?.first().filter(|n| **n != all)
         {
             return Err(OpError::Unsupported(format!(
-                "{n} keys in a cache of {all} (a preallocated cache)"
+                "a preallocated cache ({n} of {all} keys used)"
             )));
         }
         let live = operand(inputs, LIVE)?.to_i64()?;

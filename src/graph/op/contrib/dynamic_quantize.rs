@@ -1,9 +1,10 @@
 //! `DynamicQuantizeMatMul`, `MatMulIntegerToFloat` and `DynamicQuantizeLSTM` of the domain
-//! `com.microsoft`: products with 8-bit weights.
+//! `com.microsoft`: matmuls with 8-bit weights.
 //!
-//! Operands of the products: a, b, for integers a its scale, the scale of b, for integers a its
-//! zero point, the zero point of b, and a bias. The LSTM computes with the floats that its weights
-//! stand for, and rounds its operand, and the state of each sequence, to 8 bits on the host.
+//! `DynamicQuantizeMatMul`: a (float), b, scale of b, zero point of b, bias.
+//! `MatMulIntegerToFloat`: a (integers), b, their scales, their zero points, bias. The LSTM
+//! dequantizes its weights; its steps run on the host, where operand 0 and each state are rounded
+//! to 8 bits.
 
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, constant, input};
@@ -17,7 +18,7 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::op::{Attributes, Op, OpDef, OpResult, microsoft, recurrent};
 use crate::tensor::{DType, HostTensor};
 
-/// A product of 8-bit integers as a float.
+/// An 8-bit matmul with a float result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedProduct {
     /// Operand a is a float, which is quantized first.

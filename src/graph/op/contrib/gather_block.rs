@@ -65,8 +65,10 @@ impl Composed for GatherBlockQuantized {
         let rank = fact.shape.rank();
         let (from, blocks) = (axis(self.axis, rank)?, axis(self.quantized, rank)?);
         if from >= blocks || blocks + 1 != rank {
-            let why = format!("blocks along axis {blocks} of {rank}, rows along axis {from}");
-            return Err(OpError::Unsupported(why));
+            return Err(OpError::Unsupported(format!(
+                "`quantize_axis` {blocks} and `gather_axis` {from} at rank {rank}; only the last axis may be \
+                 quantized, and only an earlier one gathered"
+            )));
         }
         let gathered = |cx: &mut Parts<'_, '_>, name: &str, x: ValueId| {
             let op = Gather {
@@ -96,7 +98,7 @@ impl Composed for GatherBlockQuantized {
         let size = size.filter(|n| n % self.block == 0);
         let size = size.ok_or_else(|| {
             OpError::Unsupported(format!(
-                "{shape}, whose last axis is not a known number of whole blocks"
+                "last axis of {shape}; it must be constant and a multiple of `block_size`"
             ))
         })?;
         let kept = vec![0; at];
@@ -132,7 +134,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }
     match op.bits {
         4 | 8 => Ok(Box::new(Composite(op))),
-        bits => Err(OpError::Unsupported(format!("attribute `bits` of {bits}"))),
+        bits => Err(OpError::expected("attribute `bits`", "4 or 8", bits)),
     }
 }
 

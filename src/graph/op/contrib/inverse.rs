@@ -11,7 +11,7 @@ use crate::tensor::HostTensor;
 pub struct Inverse;
 
 /// Inverts the matrix `m` of `n` rows by elimination with the largest pivot of each column. The
-/// inverse of a singular matrix has elements that are infinite or no numbers.
+/// inverse of a singular matrix has elements that are infinite or NaN.
 fn invert(mut m: Vec<Vec<f64>>, n: usize) -> OpResult<Vec<f64>> {
     for (i, row) in m.iter_mut().enumerate() {
         row.extend((0..n).map(|j| if i == j { 1.0 } else { 0.0 }));

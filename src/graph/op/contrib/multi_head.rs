@@ -4,12 +4,13 @@
 //! keys and values also `[batch, heads, sequence, size]`; or keys and values side by side as
 //! operand 1 `[batch, sequence, heads, 2, size]`; or all three as operand 0 `[batch, sequence,
 //! heads, 3, size]`. Then optionally their bias, a padding mask, an additive bias of the scores,
-//! and past keys and values `[batch, heads, past, size]`. `Attention` computes the three from
-//! operand 0 by a matrix and a bias; its past and present are `[2, batch, heads, rows, size]`.
+//! and past keys and values `[batch, heads, past, size]`. `Attention` first projects operand 0 to
+//! all three with one matrix and bias (fused QKV); its past and present are `[2, batch, heads,
+//! rows, size]`.
 //!
-//! A padding mask holds 0 for keys that are hidden, `[batch, keys]` or `[batch, queries, keys]`; or
-//! the number of keys of each batch entry. With `unidirectional`, a query attends only to its own
-//! position and earlier ones.
+//! A padding mask is `[batch, keys]` or `[batch, queries, keys]`, with 0 for masked keys, or
+//! `[batch]` with each entry's number of keys. Keys include the past. With `unidirectional`, a
+//! query attends only to its own position and earlier ones.
 
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
@@ -44,7 +45,7 @@ pub struct MultiHeadAttention(pub Heads);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     pub heads: Heads,
-    /// Widths of queries, keys and values; `None` for a third of the matrix each.
+    /// Widths of queries, keys and values; `None`: each is a third of the projection.
     pub widths: Option<[i64; 3]>,
 }
 
@@ -59,7 +60,7 @@ fn width(cx: &Parts<'_, '_>, x: ValueId) -> OpResult<i64> {
 }
 
 impl Heads {
-    /// The addends of the scores for a padding mask of the keys behind the past.
+    /// The additive attention mask for a padding mask over past and new keys.
     fn padding(
         &self,
         cx: &mut Parts<'_, '_>,
@@ -157,7 +158,8 @@ impl Heads {
             return match found.as_deref() {
                 Some([y, keys, values, ..]) => Ok([*y, *keys, *values]),
                 _ => Err(OpError::Unsupported(
-                    "a mask that is shorter than the keys".to_owned(),
+                    "an attention mask whose last axis is not past + new keys, or heads of unknown size"
+                        .to_owned(),
                 )),
             };
         }
@@ -182,7 +184,10 @@ impl MultiHeadAttention {
             let part = cx.entry(&format!("{name}/part"), x, 3, i)?;
             let size = width(cx, part)?;
             let joined = num::signed(self.0.count).checked_mul(size);
-            let joined = joined.ok_or_else(|| OpError::expected("heads", "fewer", self.0.count))?;
+            let joined = joined.ok_or_else(|| {
+                let found = format!("{} * {size}", self.0.count);
+                OpError::expected("heads * head size", "a product that fits in 64 bits", found)
+            })?;
             cx.reshape(name, part, &[0, 0, joined])
         };
         let (q, k, v) = (cx.input(0)?, cx.opt(1), cx.opt(2));
@@ -216,7 +221,7 @@ impl Composed for MultiHeadAttention {
         if let Some(bias) = cx.opt(3) {
             let mut from = 0;
             for (x, name) in operands.iter_mut().zip(["q", "k", "v"]) {
-                // Keys and values by heads have their bias already.
+                // Keys and values of rank 4 already include their bias.
                 if cx.fact(*x)?.shape.rank() == 3 {
                     let to = from + width(cx, *x)?;
                     let part = cx.slice(&format!("{name}/bias"), bias, -1, from..to)?;
@@ -266,7 +271,7 @@ impl Composed for Attention {
             ]),
             None => None,
         };
-        // A mask of one column stands for none.
+        // A mask `[batch, 1]` means no mask.
         let is_mask = |cx: &Parts<'_, '_>, v: ValueId| {
             let shape = cx.fact(v)?.shape;
             Ok::<_, OpError>(shape.rank() != 2 || !shape.0.last().is_some_and(|n| n.is(1)))
@@ -300,9 +305,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.op_type() == "MultiHeadAttention" {
         if a.has_input(2) && !a.has_input(1) {
             return Err(OpError::expected(
-                "operand 1",
-                "keys, since there are values",
-                "none",
+                "operand 1 (`key`)",
+                "a tensor, because operand 2 (`value`) is given",
+                "nothing",
             ));
         }
         return Ok(Box::new(Composite(MultiHeadAttention(heads))));

@@ -1,5 +1,5 @@
-//! `FusedMatMul`, `FusedGemm` and `FusedConv` of the domain `com.microsoft`: products with
-//! transposed operands, and with a function of the result.
+//! `FusedMatMul`, `FusedGemm` and `FusedConv` of the domain `com.microsoft`: matmuls with
+//! transposed operands; GEMM and convolution with a fused activation.
 
 use crate::graph::ValueId;
 use crate::graph::op::case::{Case, input};
@@ -44,7 +44,7 @@ impl Composed for FusedMatMul {
     }
 }
 
-/// A product of operands 0 to 2, plus operand 3, through a function.
+/// A matmul or convolution of operands 0 to 2, plus operand 3, then an activation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Activated {
     pub name: String,

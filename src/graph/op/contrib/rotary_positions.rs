@@ -50,7 +50,9 @@ impl Composed for RotaryPositions {
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     #[expect(clippy::float_cmp, reason = "the attribute's default")]
     if let Some(scale) = a.float("scale")?.filter(|s| *s != 1.0) {
-        return Err(OpError::Unsupported(format!("attribute `scale` of {scale}")));
+        return Err(OpError::Unsupported(format!(
+            "attribute `scale` = {scale} (only 1 is)"
+        )));
     }
     if a.int("is_packed_batching")?.unwrap_or(0) != 0 {
         return Err(OpError::Unsupported("attribute `is_packed_batching`".to_owned()));

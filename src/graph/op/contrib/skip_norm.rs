@@ -64,7 +64,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }
     if a.has_output(1) || a.has_output(2) {
         return Err(OpError::Unsupported(
-            "the results mean and inverse deviation".to_owned(),
+            "the outputs `mean` and `inv_std_var`".to_owned(),
         ));
     }
     Ok(Box::new(Composite(SkipNorm {

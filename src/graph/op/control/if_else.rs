@@ -109,8 +109,8 @@ impl Op for If {
             }
             if x.shape.rank() != y.shape.rank() {
                 return Err(OpError::Unsupported(format!(
-                    "branches whose results have different numbers of axes, {x} and {y}, under a condition that is \
-                     not known before the run"
+                    "branches of different rank, {x} and {y}, with a condition that is not known before \
+                     the run"
                 )));
             }
             let mut fact = Fact::new(x.dtype, x.shape.clone());

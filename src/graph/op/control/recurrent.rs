@@ -245,7 +245,7 @@ impl Recurrent {
         ])
     }
 
-    /// Operands of products as they are computed with.
+    /// `data` after dynamic 8-bit quantization and back, if `rounds`; otherwise unchanged.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,

@@ -1,5 +1,5 @@
-//! A subgraph that runs once per index along an axis. ONNX `Scan` from opset 8, whose operands have
-//! a batch axis at first: it scans the batch, with a scan as its body.
+//! A subgraph that runs once per index along an axis: ONNX `Scan` from opset 8. Version 8 has a
+//! leading batch axis; it becomes an outer scan over the batch whose body is the scan.
 //!
 //! Operands: loop-carried values, then tensors of which each iteration gets one slice. The body
 //! returns the next carried values, and slices of the results.

@@ -1,9 +1,9 @@
 //! Random numbers on the host. ONNX `RandomNormal`, `RandomUniform`, their `Like` forms from opset
 //! 1, `Multinomial` from 7, `Bernoulli` from 15.
 //!
-//! Number i of a node is a function of its seed and i: the attribute `seed`, or one of
-//! [`ImportOptions::seed`](crate::graph::onnx::ImportOptions::seed) and of the node's place in the
-//! model. So all backends and all runs get the same numbers.
+//! Element i is a function of i and the node's seed: its attribute `seed`, or else a value derived
+//! from [`ImportOptions::seed`](crate::graph::onnx::ImportOptions::seed) and the node's position
+//! in the model. All backends and all runs draw the same numbers.
 
 use crate::graph::onnx::dtype_of;
 use crate::graph::op::case::{Case, input};
@@ -26,7 +26,7 @@ pub enum Kind {
     Uniform { low: f32, high: f32 },
     /// 1 with the probability that the operand holds, else 0.
     Bernoulli,
-    /// For each row of the logarithms of relative frequencies `[batch, classes]`, so many classes.
+    /// `samples` class indices for each row of the logits `[batch, classes]`.
     Multinomial { samples: usize },
 }
 
@@ -40,8 +40,7 @@ pub struct Random {
     pub shape: Option<Vec<usize>>,
 }
 
-/// Number `i`, uniform in [0, 1), with as many bits as the type holds: a number of more could be
-/// rounded to 1.
+/// Number `i`, uniform in [0, 1), with no more bits than the type holds; more could round up to 1.
 fn uniform(seed: u64, i: usize, dtype: DType) -> f64 {
     let bits = match dtype {
         DType::F64 => 53,
@@ -58,7 +57,7 @@ fn normal(seed: u64, i: usize) -> f64 {
     radius * (TAU * uniform(seed, 2 * i + 1, DType::F64)).cos()
 }
 
-/// The sums of the weights of the classes up to each.
+/// Cumulative sums of the unnormalized class probabilities.
 fn sums(logits: &[f64]) -> Vec<f64> {
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights = logits.iter().map(|x| (x - top).exp());
@@ -69,7 +68,7 @@ fn sums(logits: &[f64]) -> Vec<f64> {
     weights.scan(0.0, add).collect()
 }
 
-/// The class that a number from 0 to below 1 selects, given the sums of the weights.
+/// The class that `at` in [0, 1) selects, given the cumulative sums.
 fn class(sums: &[f64], at: f64) -> usize {
     let at = at * sums.last().copied().unwrap_or(0.0);
     sums.partition_point(|sum| *sum <= at)

@@ -409,7 +409,7 @@ impl Op for DequantizeLinear {
     }
 }
 
-/// The numbers as 8-bit integers, with their scale and zero point.
+/// Dynamic uint8 quantization: the integers, their scale and zero point.
 pub(crate) fn bytes_of(data: &[f32]) -> (Vec<i64>, f32, i64) {
     // The range includes 0, so that 0 is exact.
     let (low, high) = data

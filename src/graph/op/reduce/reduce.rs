@@ -240,7 +240,7 @@ impl Op for Reduce {
                 .map_err(|_| OpError::NoKernel(format!("{} of no elements: {value}", self.name())))?;
             return pointwise::fill(cx, f64::from(value));
         }
-        // Kernels begin with the ends of 32 bits, which is what no elements would give.
+        // Kernels start from the limits of `i32`, which would be the result for an empty axis.
         let is_open = axes
             .iter()
             .any(|a| x.shape.0.get(*a).is_none_or(|d| d.as_const().is_none()));

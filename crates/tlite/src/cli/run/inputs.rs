@@ -73,7 +73,12 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
         let mut named = all.iter().copied().chain(runner.defaults());
         let fact = named.find(|(n, _)| *n == name).map(|(_, f)| f);
         let fact = fact.ok_or_else(|| {
-            let what = format!("the model has no input \"{name}\"; it has {}", known.join(", "));
+            let defaults = runner.defaults().map(|(n, _)| n);
+            let known: Vec<&str> = known.iter().copied().chain(defaults).collect();
+            let what = format!(
+                "the model has no input \"{name}\"; its inputs are {}",
+                known.join(", ")
+            );
             Error::usage("--input", what)
         })?;
         let tensor = files::read(file, fact, &options)?;

@@ -153,7 +153,7 @@ fn functions_take_the_place_of_calls() {
         ErrorKind::Unsupported,
         "a function that calls itself"
     );
-    assert_carries(error.chain(), &["plus", "itself"]);
+    assert_carries(error.chain(), &["plus", "recursive"]);
 }
 
 /// A name inside a branch of a function is not that of a value of the caller.
