@@ -230,14 +230,15 @@ impl Runner {
         {
             return Ok(bindings);
         }
-        let (model, names) = cases::renamed(&self.model, &cases::misnamed(&self.model, given));
+        let axes = cases::misnamed(&self.model, given);
+        let (model, names) = cases::renamed(&self.model, &axes);
         let mut failed = None;
         let mut values = Vec::new();
         for case in Case::ALL {
             let mut why = None;
             match case {
                 // Known from loading the model.
-                Case::Any if names.is_empty() && !self.is_planned => continue,
+                Case::Any if axes.is_empty() && !self.is_planned => continue,
                 Case::Values => {
                     let sizes = Granted::of(Case::Sizes, &model, given, &[]);
                     values = cases::deciding(&sizes.applied(&model, given)?, given);
@@ -268,6 +269,8 @@ impl Runner {
                     }
                     if !names.is_empty() {
                         self.notes.push(Note::SizesDiffer { names });
+                    }
+                    if !axes.is_empty() {
                         self.general = if case == Case::Any {
                             graph
                         } else {
@@ -354,12 +357,12 @@ impl Runner {
     }
 
     /// The plan on the device, of the last run if plans depend on input values; `None` for the
-    /// interpreter.
+    /// interpreter, also if it ran what cannot be planned.
     #[doc(hidden)]
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
-            Engine::Reference(_) => None,
-            Engine::Device(device, _) => device.plan(),
+            Engine::Reference(_) | Engine::Device(_, Some(_)) => None,
+            Engine::Device(device, None) => device.plan(),
         }
     }
 

@@ -182,12 +182,23 @@ pub(super) fn holds(graph: &Graph, bindings: &Bindings) -> bool {
         })
 }
 
-/// An axis of an input.
-type Axis = (ValueId, usize);
+/// An axis of an input whose name does not determine its size.
+pub(super) struct Misnamed {
+    input: ValueId,
+    axis: usize,
+    /// Whether its size contradicts another axis, rather than only being open.
+    contradicts: bool,
+}
 
 /// Input axes whose sizes contradict the dimension names, or that the names do not determine.
-pub(super) fn misnamed(model: &Graph, given: &[Named]) -> Vec<Axis> {
+pub(super) fn misnamed(model: &Graph, given: &[Named]) -> Vec<Misnamed> {
     let values = bind::values(&shapes(model, given).collect::<Vec<_>>());
+    let sizes = |name: &Dim| {
+        let all = shapes(model, given).flat_map(|(_, shape, sizes)| shape.0.iter().zip(sizes));
+        all.filter(|(dim, _)| *dim == name)
+            .map(|(_, n)| *n)
+            .collect::<BTreeSet<_>>()
+    };
     let mut found = Vec::new();
     for v in model.inputs() {
         let value = model.value(*v);
@@ -195,24 +206,36 @@ pub(super) fn misnamed(model: &Graph, given: &[Named]) -> Vec<Axis> {
             continue;
         };
         for (axis, (dim, n)) in fact.shape.0.iter().zip(tensor.shape()).enumerate() {
-            let is_right = dim.eval(&values).ok() == Some(num::signed(*n));
-            if !is_right && dim.as_const().is_none() {
-                found.push((*v, axis));
+            let size = dim.eval(&values).ok();
+            if size != Some(num::signed(*n)) && dim.as_const().is_none() {
+                found.push(Misnamed {
+                    input: *v,
+                    axis,
+                    contradicts: size.is_some() || sizes(dim).len() > 1,
+                });
             }
         }
     }
     found
 }
 
-/// The model with a symbol of its own for each of these axes, and the names that they had.
-pub(super) fn renamed(model: &Graph, axes: &[Axis]) -> (Graph, Vec<String>) {
+/// The model with a symbol of its own for each of these axes, and the names of those that
+/// contradict others.
+pub(super) fn renamed(model: &Graph, axes: &[Misnamed]) -> (Graph, Vec<String>) {
     let mut graph = model.clone();
     let mut names = BTreeSet::new();
-    for (v, axis) in axes {
+    for Misnamed {
+        input: v,
+        axis,
+        contradicts,
+    } in axes
+    {
         let value = model.value(*v);
         let fact = graph.values[v.index()].fact.as_mut();
         if let Some(dim) = fact.and_then(|f| f.shape.0.get_mut(*axis)) {
-            names.insert(format!("`{dim}`"));
+            if *contradicts {
+                names.insert(format!("`{dim}`"));
+            }
             *dim = Dim::symbol(&format!("{}_{axis}", value.name));
         }
     }

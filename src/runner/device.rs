@@ -74,7 +74,18 @@ fn write(executor: &mut Executor, graph: &Graph, given: &[Named]) -> Result<()> 
     inputs.try_for_each(|(name, tensor)| executor.write(0, name, tensor))
 }
 
-/// Inputs with small fixed shapes that decide shapes: directly, or integers from which deciding
+/// The most elements of a list from which values are computed that decide shapes: few for floats,
+/// such as the scales of a resize.
+fn most(fact: &Fact) -> usize {
+    const MAX_FLOATS: usize = 8;
+    if fact.dtype.is_float() {
+        MAX_FLOATS
+    } else {
+        MAX_ELEMENTS
+    }
+}
+
+/// Inputs with small fixed shapes that decide shapes: directly, or short lists from which deciding
 /// values are computed.
 pub(super) fn deciding(graph: &Graph) -> Vec<ValueId> {
     let mut work: Vec<(ValueId, bool)> = Vec::new();
@@ -90,10 +101,10 @@ pub(super) fn deciding(graph: &Graph) -> Vec<ValueId> {
             continue;
         }
         if let Some((_, node)) = graph.producer(v) {
-            // Shape values are computed from small integer lists; anything else comes from data.
+            // Shape values are computed from short lists; anything else comes from data.
             let small = graph.fact(v).is_ok_and(|f| {
                 let count = f.shape.count().ok().and_then(|n| n.as_const());
-                f.dtype.is_int() && count.is_some_and(|n| usize::try_from(n).is_ok_and(|n| n <= MAX_ELEMENTS))
+                count.is_some_and(|n| usize::try_from(n).is_ok_and(|n| n <= most(f)))
             });
             if !small {
                 continue;
@@ -104,9 +115,9 @@ pub(super) fn deciding(graph: &Graph) -> Vec<ValueId> {
         let fits = |fact: &Fact| {
             let small = fact.shape.as_fixed().is_some_and(|s| {
                 let count = s.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-                count.is_some_and(|n| n <= MAX_ELEMENTS)
+                count.is_some_and(|n| n <= if direct { MAX_ELEMENTS } else { most(fact) })
             });
-            small && fact.as_const().is_none() && (direct || !fact.dtype.is_float())
+            small && fact.as_const().is_none()
         };
         if graph.is_input(v) && graph.fact(v).is_ok_and(fits) {
             found.push(v);
