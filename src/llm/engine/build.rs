@@ -313,9 +313,10 @@ fn for_one_row(graph: &Graph, target: &Target) -> Result<Option<Graph>> {
 }
 
 impl Decoder {
-    /// True if an unprocessed graph looks like a decoder: it takes tokens and returns logits, and
-    /// an input is concatenated with new values or used as a cache by an operator, and the whole or
-    /// the new part is returned.
+    /// True if an unprocessed graph looks like a decoder: it takes any number of tokens, besides
+    /// them only inputs that a decoder knows and caches, and returns logits, and an input is
+    /// concatenated with new values or used as a cache by an operator, and the whole or the new
+    /// part is returned.
     pub fn is_form_of(graph: &Graph) -> bool {
         let is_output = |v: Option<&ValueId>| v.is_some_and(|v| graph.outputs().contains(v));
         let grows = |node: &Node| {
@@ -326,7 +327,12 @@ impl Decoder {
             joins || keeps_cache(graph, node)
         };
         let ids = graph.input(roles::IDS).and_then(|v| graph.fact(v).ok());
-        ids.is_some_and(|f| f.shape.rank() == 2)
+        let is_known = |v: &ValueId| {
+            let cache = graph.fact(*v).is_ok_and(|f| f.shape.rank() >= 4);
+            cache || roles::KNOWN.contains(&graph.value(*v).name.as_str())
+        };
+        ids.is_some_and(|f| f.shape.rank() == 2 && f.shape.0[1].as_const().is_none())
+            && graph.inputs().iter().all(is_known)
             && graph.output("logits").is_some()
             && graph.nodes().any(|(_, n)| grows(n))
     }
