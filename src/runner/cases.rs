@@ -8,7 +8,7 @@
 use super::{Named, device, named};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::op::OpError;
-use crate::graph::{Edit, Graph, ValueId, derive};
+use crate::graph::{Edit, Graph, ValueId};
 use crate::num;
 use crate::plan::bind;
 use crate::shape::{Bindings, Dim, Fact, Shape};
@@ -121,11 +121,7 @@ pub(super) fn same(a: &HostTensor, b: &HostTensor) -> bool {
 /// Names of the small inputs whose values decide shapes; `model` has the sizes of the run. If
 /// derivation finds none, all small integer and boolean inputs and scalars.
 pub(super) fn deciding(model: &Graph, given: &[Named]) -> Vec<String> {
-    let mut derived = model.clone();
-    if let Err(e) = derive::derive(&mut derived) {
-        log::debug!("looking for inputs that decide shapes: {e}");
-    }
-    let found = device::deciding(&derived);
+    let found = device::deciding(&device::derived(model));
     if !found.is_empty() {
         return found.iter().map(|v| model.value(*v).name.clone()).collect();
     }

@@ -12,7 +12,7 @@ use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
-use crate::graph::{Edit, Graph, ValueId};
+use crate::graph::{Edit, Graph, ValueId, derive};
 use crate::placement::DeviceOnly;
 use crate::plan::{Options, Plan};
 use crate::shape::{Bindings, Fact};
@@ -83,6 +83,15 @@ fn most(fact: &Fact) -> usize {
     } else {
         MAX_ELEMENTS
     }
+}
+
+/// The graph with shapes, as far as they can be derived.
+pub(super) fn derived(model: &Graph) -> Graph {
+    let mut derived = model.clone();
+    if let Err(e) = derive::derive(&mut derived) {
+        log::debug!("looking for inputs that decide shapes: {e}");
+    }
+    derived
 }
 
 /// Inputs with small fixed shapes that decide shapes: directly, or short lists from which deciding
@@ -160,7 +169,7 @@ impl Device {
         (self.plan, self.special, self.executor) = (None, None, None);
         let plan = compile(&graph, self.backend.caps(), self.float)?;
         self.graph = graph;
-        let inputs = deciding(&model);
+        let inputs = deciding(&derived(&model));
         if plan.host.is_empty() || inputs.is_empty() {
             return self.load_plan(self.graph.clone(), plan);
         }

@@ -3,9 +3,11 @@
 use super::{Build, devices};
 use std::sync::Arc;
 use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::graph::op::concat::Concat;
 use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Policy, Resize};
 use transformer_lite::unstable::graph::op::slice::Slice;
-use transformer_lite::unstable::graph::{Graph, Op};
+use transformer_lite::unstable::graph::{Edit, Graph, Op};
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -96,6 +98,44 @@ fn values_that_change_often_get_the_plan_for_all() {
                 "run {run_number}"
             );
             assert_eq!(nodes_on_host(&runner) == 0, run_number < 8, "run {run_number}");
+        }
+    }
+}
+
+#[test]
+fn computed_scales_have_another_plan() {
+    for device in devices() {
+        let _turn = device.turn();
+        // Scales of a resize of two axes, of which a float input is one.
+        let mut b = Build::default();
+        let x = b.input("x", DType::F32, "n m");
+        let ratio = b.input("ratio", DType::F32, "1");
+        let one = Arc::new(HostTensor::from_f32(&[1], &[1.0]).unwrap());
+        let one = Edit::new(&mut b.graph).add_const("one", one);
+        let scales = b.node(Concat { axis: 0 }, &[one, ratio]);
+        let resize = Resize {
+            name: "Upsample",
+            scales_at: 1,
+            scales: None,
+            mode: Mode::Nearest(Nearest::Floor),
+            coordinates: Coordinates::Asymmetric,
+            antialias: false,
+            axes: None,
+            policy: Policy::Stretch,
+            cubic: -0.75,
+            exclude_outside: false,
+            outside: 0.0,
+        };
+        let y = b.node(resize, &[x, scales]);
+        let graph = b.underived(&[y]);
+        let options = RunnerOptions::default();
+        let mut runner = Runner::of(graph, Some(Box::new(device.share())), &options).unwrap();
+        for (ratio, columns) in [(2.0, 8), (0.5, 2), (2.0, 8)] {
+            let ratio = HostTensor::from_f32(&[1], &[ratio]).unwrap();
+            let given = [("x".to_owned(), numbers()), ("ratio".to_owned(), ratio)];
+            let y = runner.run(&given, &Cancel::default()).unwrap().remove(0).1;
+            assert_eq!(y.shape(), [3, columns]);
+            assert_eq!(nodes_on_host(&runner), 0);
         }
     }
 }
