@@ -169,8 +169,12 @@ impl Device {
         (self.plan, self.special, self.executor) = (None, None, None);
         let plan = compile(&graph, self.backend.caps(), self.float)?;
         self.graph = graph;
-        let inputs = deciding(&derived(&model));
-        if plan.host.is_empty() || inputs.is_empty() {
+        // Deriving the model again takes time, so only if it may help.
+        let inputs = match plan.host.is_empty() {
+            true => Vec::new(),
+            false => deciding(&derived(&model)),
+        };
+        if inputs.is_empty() {
             return self.load_plan(self.graph.clone(), plan);
         }
         self.plan = Some(plan);
