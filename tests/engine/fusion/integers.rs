@@ -6,7 +6,7 @@ use transformer_lite::unstable::graph::op::conv::Conv;
 use transformer_lite::unstable::graph::op::gemm::Gemm;
 use transformer_lite::unstable::graph::op::pad::{self, Pad};
 use transformer_lite::unstable::graph::op::quantize_linear::{DequantizeLinear, Grid, QuantizeLinear};
-use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Policy, Resize};
+use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Resize};
 use transformer_lite::unstable::graph::op::scatter::{Reduction, Scatter};
 use transformer_lite::unstable::graph::op::slice::Slice;
 use transformer_lite::unstable::graph::op::split::Split;
@@ -273,19 +273,7 @@ fn a_resize_of_channels_is_not_one_of_words() {
         let x = b.input("x", "1,8,3,3");
         let x = b.rounded(x, 0.01, 3);
         let scales = b.floats(&[4], &[1.0, scale, 2.0, 2.0]);
-        let op = Resize {
-            name: "Resize",
-            scales_at: 1,
-            scales: None,
-            mode: Mode::Nearest(Nearest::Floor),
-            coordinates: Coordinates::Asymmetric,
-            antialias: false,
-            axes: None,
-            policy: Policy::Stretch,
-            cubic: -0.75,
-            exclude_outside: false,
-            outside: 0.0,
-        };
+        let op = Resize::plain(Mode::Nearest(Nearest::Floor), Coordinates::Asymmetric);
         let y = b.node(op, &[x, scales]);
         let y = b.rounded(y, 0.01, 3);
         b.in_integers(y, stays, &[]);

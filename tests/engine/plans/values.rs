@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::graph::op::concat::Concat;
 use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
-use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Policy, Resize};
+use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Resize};
 use transformer_lite::unstable::graph::op::slice::Slice;
 use transformer_lite::unstable::graph::{Edit, Graph, Op};
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
@@ -106,26 +106,14 @@ fn values_that_change_often_get_the_plan_for_all() {
 fn computed_scales_have_another_plan() {
     for device in devices() {
         let _turn = device.turn();
-        // Scales of a resize of two axes, of which a float input is one.
+        // A resize of two axes; the scale of the second one is an input.
         let mut b = Build::default();
         let x = b.input("x", DType::F32, "n m");
         let ratio = b.input("ratio", DType::F32, "1");
         let one = Arc::new(HostTensor::from_f32(&[1], &[1.0]).unwrap());
         let one = Edit::new(&mut b.graph).add_const("one", one);
         let scales = b.node(Concat { axis: 0 }, &[one, ratio]);
-        let resize = Resize {
-            name: "Upsample",
-            scales_at: 1,
-            scales: None,
-            mode: Mode::Nearest(Nearest::Floor),
-            coordinates: Coordinates::Asymmetric,
-            antialias: false,
-            axes: None,
-            policy: Policy::Stretch,
-            cubic: -0.75,
-            exclude_outside: false,
-            outside: 0.0,
-        };
+        let resize = Resize::plain(Mode::Nearest(Nearest::Floor), Coordinates::Asymmetric);
         let y = b.node(resize, &[x, scales]);
         let graph = b.underived(&[y]);
         let options = RunnerOptions::default();

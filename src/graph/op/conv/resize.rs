@@ -351,6 +351,24 @@ impl Op for Resize {
 }
 
 impl Resize {
+    /// The operator of opset 10, which takes the tensor and scales, with the defaults of later
+    /// ones.
+    pub fn plain(mode: Mode, coordinates: Coordinates) -> Self {
+        Self {
+            name: "Resize",
+            scales_at: 1,
+            scales: None,
+            mode,
+            coordinates,
+            antialias: false,
+            axes: None,
+            policy: Policy::Stretch,
+            cubic: -0.75,
+            exclude_outside: false,
+            outside: 0.0,
+        }
+    }
+
     /// True for an axis that does not change. Like ONNX Runtime, treats scale 1 as unchanged in
     /// every mode except regions.
     fn is_identity(&self, a: &Axis) -> bool {
@@ -483,22 +501,6 @@ pub static DEF: OpDef = OpDef {
     cases,
 };
 
-fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
-    Resize {
-        name: "Resize",
-        scales_at: 1,
-        scales: None,
-        mode,
-        coordinates,
-        antialias: false,
-        axes: None,
-        policy: Policy::Stretch,
-        cubic: -0.75,
-        exclude_outside: false,
-        outside: 0.0,
-    }
-}
-
 fn cases() -> Vec<Case> {
     use Coordinates::{
         AlignCorners, Asymmetric, HalfPixel, HalfPixelSymmetric, PytorchHalfPixel, TfCropAndResize,
@@ -515,9 +517,9 @@ fn cases() -> Vec<Case> {
         ..op
     };
     let floor = Mode::Nearest(Nearest::Floor);
-    let nearest = plain(floor, Asymmetric);
-    let linear = plain(Linear, HalfPixel);
-    let cubic = plain(Cubic, HalfPixel);
+    let nearest = Resize::plain(floor, Asymmetric);
+    let linear = Resize::plain(Linear, HalfPixel);
+    let cubic = Resize::plain(Cubic, HalfPixel);
     let antialias = Resize {
         antialias: true,
         ..linear.clone()
@@ -528,16 +530,16 @@ fn cases() -> Vec<Case> {
     };
     let not_larger = Resize {
         policy: Policy::NotLarger,
-        ..along(&[2, 3], plain(floor, HalfPixel))
+        ..along(&[2, 3], Resize::plain(floor, HalfPixel))
     };
     let mut all = vec![
         scaled(nearest.clone(), &[1, 2, 3, 5], &[1.0, 1.0, 2.0, 2.0]),
         scaled(nearest.clone(), &[1, 2, 6, 9], &[1.0, 1.0, 0.5, 1.0 / 3.0]),
         scaled(linear.clone(), &[1, 2, 3, 5], &[1.0, 1.0, 1.5, 2.5]),
         scaled(cubic, &[1, 1, 4, 5], &[1.0, 1.0, 2.0, 0.75]),
-        by_sizes(plain(Linear, AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
+        by_sizes(Resize::plain(Linear, AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
         by_sizes(
-            along(&[-1, 1], plain(Cubic, PytorchHalfPixel)),
+            along(&[-1, 1], Resize::plain(Cubic, PytorchHalfPixel)),
             &[2, 4, 6],
             &[3, 5],
         ),
@@ -559,7 +561,7 @@ fn cases() -> Vec<Case> {
         Nearest::Ceil,
         Nearest::Simple,
     ];
-    let by_rule = |rule| plain(Mode::Nearest(rule), HalfPixel);
+    let by_rule = |rule| Resize::plain(Mode::Nearest(rule), HalfPixel);
     all.extend(rules.map(|rule| by_sizes(by_rule(rule), &[1, 3, 4, 7], &[1, 3, 8, 5])));
     let coordinates = [
         HalfPixel,
@@ -569,12 +571,12 @@ fn cases() -> Vec<Case> {
         Asymmetric,
         TfHalfPixelForNn,
     ];
-    all.extend(coordinates.map(|c| by_sizes(plain(Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4])));
+    all.extend(coordinates.map(|c| by_sizes(Resize::plain(Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4])));
     all.extend(exact());
     let region = |mode| Resize {
         scales_at: 2,
         outside: 9.5,
-        ..plain(mode, TfCropAndResize)
+        ..Resize::plain(mode, TfCropAndResize)
     };
     let bounds = floats(&[0.0, 0.0, -0.25, 0.25, 1.0, 1.0, 0.75, 1.125]);
     let regions = [Linear, floor, Cubic];
@@ -604,7 +606,7 @@ fn exact() -> Vec<Case> {
     ];
     let by_sizes = by_sizes.map(|(rule, coordinates, [h, w], [out_h, out_w])| {
         let sizes = input(&[3]).values(&[2, out_h, out_w]).constant();
-        let op = plain(Mode::Nearest(rule), coordinates);
+        let op = Resize::plain(Mode::Nearest(rule), coordinates);
         Case::new(op, vec![input(&[2, h, w]), floats(&[]), sizes])
     });
     let by_scales = [
@@ -613,7 +615,7 @@ fn exact() -> Vec<Case> {
         (RoundPreferFloor, HalfPixelSymmetric, [1.3, 0.9]),
     ];
     let by_scales = by_scales.map(|(rule, coordinates, [h, w])| {
-        let op = plain(Mode::Nearest(rule), coordinates);
+        let op = Resize::plain(Mode::Nearest(rule), coordinates);
         Case::new(op, vec![input(&[2, 31, 50]), floats(&[1.0, h, w])])
     });
     by_sizes.into_iter().chain(by_scales).collect()
@@ -633,7 +635,7 @@ mod tests {
             let y = op.eval(&[Some(&x), Some(&none), Some(&sizes)]).unwrap();
             y[0].to_f32().unwrap().into_owned()
         };
-        let of = |rule, coordinates| plain(Mode::Nearest(rule), coordinates);
+        let of = |rule, coordinates| Resize::plain(Mode::Nearest(rule), coordinates);
         let floor = run(of(Nearest::Floor, Coordinates::Asymmetric), 50, 15);
         let wanted = [
             0.0, 3.0, 6.0, 10.0, 13.0, 16.0, 20.0, 23.0, 26.0, 30.0, 33.0, 36.0, 40.0, 43.0, 46.0,
