@@ -9,7 +9,7 @@ use crate::graph::onnx::dtype_of;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::types::Types;
 use crate::graph::op::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, fit, fixed_size, onnx, room, to_sizes,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, fit, onnx, room, to_sizes,
 };
 use crate::num;
 use crate::quota;
@@ -147,14 +147,7 @@ impl Op for Random {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let fact = fit(self, inputs)?.remove(0);
-        let (dtype, shape) = (
-            fact.dtype,
-            fact.shape
-                .0
-                .iter()
-                .map(fixed_size)
-                .collect::<OpResult<Vec<_>>>()?,
-        );
+        let (dtype, shape) = (fact.dtype, fact.shape.sizes()?);
         let data = self.draw(&shape, inputs.first().copied().flatten(), dtype)?;
         if dtype.is_float() {
             return Ok(vec![HostTensor::from_f64s(dtype, &shape, &data)?]);
