@@ -70,11 +70,10 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
             }
             (None, []) => return Err(Error::usage("--input", "the model has no inputs")),
         };
-        let mut named = all.iter().copied().chain(runner.defaults());
-        let fact = named.find(|(n, _)| *n == name).map(|(_, f)| f);
+        let named = || all.iter().copied().chain(runner.defaults());
+        let fact = named().find(|(n, _)| *n == name).map(|(_, f)| f);
         let fact = fact.ok_or_else(|| {
-            let defaults = runner.defaults().map(|(n, _)| n);
-            let known: Vec<&str> = known.iter().copied().chain(defaults).collect();
+            let known: Vec<&str> = named().map(|(n, _)| n).collect();
             let what = format!(
                 "the model has no input \"{name}\"; its inputs are {}",
                 known.join(", ")
