@@ -10,7 +10,6 @@
 #ifndef SPAN
 #define SPAN 1
 #endif
-#define E0M_GROUPS(k) (((k) + GROUP * SPAN - 1) / (GROUP * SPAN))
 // Rows of words of this many steps.
 #define E0M_ROWS(steps) ((steps) * (PER * BITS) / 32)
 
@@ -40,6 +39,70 @@
 #define E0M_LEVEL(word, low, k) (E0M_PART(word, k, HIGH, 23 - HIGH) | E0M_PART(low, k, LOW, 23 - BITS) | 0x40000000u)
 #else
 #define E0M_LEVEL(word, low, k) (E0M_PART(word, k, E0M_WIDTH, 23 - E0M_WIDTH) | 0x40000000u)
+#endif
+
+// Nested scales (src/quant/mod.rs): blocks of 256 weights have NESTED groups, whose entries take
+// ENTRY bits. Integers have 6 bits with SIX. E0M_SCALE_ROWS: rows of words of the scales.
+#ifdef NESTED
+#ifdef MINIMA
+#define E0M_HALF_ROWS(blocks) (blocks)
+#define E0M_BLOCK_HALVES(load, at, block, panel) load((at) + (block) * (panel))
+#else
+#define E0M_HALF_ROWS(blocks) (((blocks) + 1) / 2)
+#define E0M_BLOCK_HALVES(load, at, block, panel) (load((at) + (block) / 2 * (panel)) >> (uint)((block) % 2 * 16))
+#endif
+#ifdef SIX
+#define E0M_WORDS 3
+#define E0M_PER_WORD (24 / ENTRY)
+// The last entries are in the high bytes of three words.
+#define E0M_HIGH_BYTES(load, at, panel) \
+  (load(at) >> 24u | (load((at) + (panel)) >> 16u & 0xFF00u) | (load((at) + 2 * (panel)) >> 8u & 0xFF0000u))
+#define E0M_ENTRY_WORD(load, at, row, panel) \
+  ((row) == 3 ? E0M_HIGH_BYTES(load, at, panel) : load((at) + (row) * (panel)))
+#else
+#define E0M_WORDS 4
+#define E0M_PER_WORD (32 / ENTRY)
+#define E0M_ENTRY_WORD(load, at, row, panel) load((at) + (row) * (panel))
+#endif
+#define E0M_SCALE_ROWS(k) (E0M_HALF_ROWS((k) / 256) + (k) / 256 * E0M_WORDS)
+// Loads the halves and the entry of group g of k weights, whose scales start at `at`.
+#define E0M_NESTED(halves, entry, load, at, g, panel, k) { \
+    uint e0m_block = (g) / NESTED, e0m_group = (g) % NESTED; \
+    uint e0m_row = E0M_HALF_ROWS((k) / 256) + e0m_block * E0M_WORDS; \
+    halves = E0M_BLOCK_HALVES(load, at, e0m_block, panel); \
+    entry = E0M_ENTRY_WORD(load, (at) + e0m_row * (panel), e0m_group / E0M_PER_WORD, panel) \
+        >> (e0m_group % E0M_PER_WORD * ENTRY); \
+  }
+// A weight is scale * w1 - offset.
+#define E0M_CONVERT(type, v) CAT(convert_, type)(v)
+#ifdef MINIMA
+#define E0M_INTEGERS ((1u << (ENTRY / 2)) - 1u)
+#define E0M_DECODE(type, scale, offset, halves, entry) { \
+    scale = E0M_HALF(type, halves) * (E0M_CONVERT(type, (entry) & E0M_INTEGERS) * (float)(1 << (BITS - 1))); \
+    offset = 2.0f * scale \
+        + E0M_HALF(type, (halves) >> 16u) * E0M_CONVERT(type, (entry) >> (uint)(ENTRY / 2) & E0M_INTEGERS); \
+  }
+#else
+// 6 bits are stored with an offset, 8 bits in two's complement.
+#ifdef SIX
+#define E0M_INTEGER(type, entry) (E0M_CONVERT(type, (entry) & 63u) - 32.0f)
+#else
+#define E0M_INTEGER(type, entry) (E0M_CONVERT(type, ((entry) ^ 0x80u) & 0xFFu) - 128.0f)
+#endif
+#define E0M_DECODE(type, scale, offset, halves, entry) { \
+    scale = E0M_HALF(type, halves) * (E0M_INTEGER(type, entry) * (float)(1 << (BITS - 1))); \
+    offset = 3.0f * scale; \
+  }
+#endif
+#define E0M_SCALES(uints, floats, load, at, g, panel, k) \
+  floats scale, offset; \
+  { \
+    uints halves, entry; \
+    E0M_NESTED(halves, entry, load, at, g, panel, k) \
+    E0M_DECODE(floats, scale, offset, halves, entry) \
+  }
+#else
+#define E0M_SCALE_ROWS(k) (((k) + GROUP * SPAN - 1) / (GROUP * SPAN))
 #endif
 
 // Converts finite halves in the low 16 bits of each element to floats by integer arithmetic, which

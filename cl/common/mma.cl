@@ -11,6 +11,7 @@
 // (word & mask) | with, in one instruction; of two constants, compilers make two instructions.
 #define MASKED_OR(d, word, mask, with) asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(word), "r"(mask), "r"(with))
 #define HALVES_SUB(d, a, b) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b))
+#define HALVES_FMA(d, a, b, c) asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c))
 #define HALVES_MUL(d, a, b) asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b))
 // Copies 16 bytes to local memory.
 #define LOCAL_ADDRESS(at) ((uint)(size_t)(at))

@@ -27,7 +27,7 @@ KERNEL {
   uint first = get_group_id(0) * (WG * COLS), i0 = get_group_id(1) * ROWS;
   uint j = first + lid * COLS;
   j = j < p.n ? j : 0;
-  uint rows = E0M_ROWS(p.k / PER), groups = E0M_GROUPS(p.k);
+  uint rows = E0M_ROWS(p.k / PER), groups = E0M_SCALE_ROWS(p.k);
 #ifdef IMAGE_CODES
   uint panel = p.panel / COLS, word_at = j / p.panel * rows * panel + j % p.panel / COLS;
 #else
@@ -46,8 +46,12 @@ KERNEL {
       vstore4(v, t, xs);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+#ifdef NESTED
+    E0M_SCALES(UINTS, FLOATS, LOAD_AT, pair_at, g / SPAN, p.panel, p.k)
+#else
     UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
     FLOATS scale = E0M_HALF(FLOATS, pair), offset = scale * E0M_HALF(FLOATS, pair >> 16u);
+#endif
     for (uint c = 0; c < len; c += PER) {
       uint t = (k0 + c) / PER;
       UINTS word = E0M_HIGH(CODES, word_at, t, panel), low = E0M_LOW(CODES, word_at, t, panel);

@@ -34,7 +34,7 @@ KERNEL {
   __global const uint *word_at =
       (__global const uint *)codes + from / p.panel * E0M_ROWS(steps) * p.panel + from % p.panel;
   __global const uint *pair_at =
-      (__global const uint *)scales + from / p.panel * E0M_GROUPS(p.k) * p.panel + from % p.panel;
+      (__global const uint *)scales + from / p.panel * E0M_SCALE_ROWS(p.k) * p.panel + from % p.panel;
   FLOATS total[ROWS];
   uint row[ROWS];
   EACH_ROW {
@@ -46,9 +46,14 @@ KERNEL {
     EACH_ROW dots[r] = (INTS)(0);
     uint t = g * (GROUP / PER), end = min(t + GROUP / PER, steps);
     BY_STEPS(PARTIAL sums[ROWS]; EACH_ROW sums[r] = (PARTIAL)(0), EACH_ROW dots[r] += WIDEN(sums[r]))
+#ifdef NESTED
+    E0M_SCALES(UINTS, FLOATS, LOAD, pair_at, g / SPAN, p.panel, p.k)
+    FLOATS level = scale / CODES_UNIT, rest = LEAST_LEVEL * scale - offset;
+#else
     UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
     FLOATS scale = E0M_HALF(FLOATS, pair), level = scale / CODES_UNIT,
         rest = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
+#endif
     EACH_ROW {
       uint at = 2 * (row[r] * blocks + g);
       total[r] += as_float(factors[at]) * (level * CAT(convert_float, COLS)(dots[r]))

@@ -31,13 +31,48 @@
     _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) \
       words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
   }
+// SCALES: pairs of halves per column. With pairs, weights are (w1 - bias) * scale; with nested
+// scales, (w1 - 2) * scale + bias.
+#ifdef NESTED
+#define SCALE_WORDS(at) pair_at[at]
+#define SCALES(s) \
+  uint scale[4], bias[4]; \
+  { \
+    uint4 halves, entry; \
+    E0M_NESTED(halves, entry, SCALE_WORDS, 0, (s) / SPAN, step, p.steps * PER) \
+    float4 unit, offset; \
+    E0M_DECODE(float4, unit, offset, halves, entry) \
+    float4 least = 2.0f * unit - offset; \
+    HALVES_OF(scale[0], unit.x, unit.x); \
+    HALVES_OF(scale[1], unit.y, unit.y); \
+    HALVES_OF(scale[2], unit.z, unit.z); \
+    HALVES_OF(scale[3], unit.w, unit.w); \
+    HALVES_OF(bias[0], least.x, least.x); \
+    HALVES_OF(bias[1], least.y, least.y); \
+    HALVES_OF(bias[2], least.z, least.z); \
+    HALVES_OF(bias[3], least.w, least.w); \
+  }
+#define SCALED(w, level, scale, bias) { \
+    uint d; \
+    HALVES_SUB(d, level, 0x40004000u); \
+    HALVES_FMA(w, d, scale, bias); \
+  }
+#else
+#define SCALES(s) \
+  uint4 pair = pair_at[(s) / SPAN * step]; \
+  uint scale[4], bias[4], of_pair[4] = {pair.x, pair.y, pair.z, pair.w}; \
+  _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
+    scale[c] = (of_pair[c] & 0xFFFFu) | (of_pair[c] << 16u); \
+    bias[c] = (of_pair[c] >> 16u) | (of_pair[c] & 0xFFFF0000u); \
+  }
+#define SCALED(w, level, scale, bias) { \
+    uint d; \
+    HALVES_SUB(d, level, bias); \
+    HALVES_MUL(w, d, scale); \
+  }
+#endif
 #define SUM_BLOCK(words, s, eights) { \
-    uint4 pair = pair_at[(s) / SPAN * step]; \
-    uint scale[4], bias[4], of_pair[4] = {pair.x, pair.y, pair.z, pair.w}; \
-    _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
-      scale[c] = (of_pair[c] & 0xFFFFu) | (of_pair[c] << 16u); \
-      bias[c] = (of_pair[c] >> 16u) | (of_pair[c] & 0xFFFF0000u); \
-    } \
+    SCALES(s) \
     _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
       if (IS_BEYOND_END(s)) break; \
       XS xs[EIGHTS]; \
@@ -45,10 +80,9 @@
       uint w[4][PAIRS], word[4] = {words[b].x, words[b].y, words[b].z, words[b].w}; \
       _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
         _Pragma("unroll") for (uint e = 0; e < PAIRS; e++) { \
-          uint level, d; \
+          uint level; \
           LEVEL_PAIR(level, word[c], e); \
-          HALVES_SUB(d, level, bias[c]); \
-          HALVES_MUL(w[c][e], d, scale[c]); \
+          SCALED(w[c][e], level, scale[c], bias[c]) \
         } \
       } \
       EACH_EIGHT(eights) ADD_PRODUCTS(sum[r], w, xs[r]) \

@@ -19,7 +19,7 @@ KERNEL {
   uint lid = get_local_id(0), i0 = get_group_id(1) * ROWS, steps = p.k / PER;
   uint column = (get_group_id(0) * WG + lid) * 2;
   uint j = column < p.n ? column : 0;
-  uint panel = p.panel / 2, words = E0M_ROWS(steps), pairs = E0M_GROUPS(p.k);
+  uint panel = p.panel / 2, words = E0M_ROWS(steps), pairs = E0M_SCALE_ROWS(p.k);
   uint word_at = j / p.panel * words * panel + j % p.panel / 2, pair_at = j / p.panel * pairs * panel + j % p.panel / 2;
   float2 total[ROWS];
   _Pragma("unroll") for (uint r = 0; r < ROWS; r++) total[r] = (float2)(0.0f);

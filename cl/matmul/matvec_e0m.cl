@@ -78,6 +78,7 @@
 #endif
 #define STEP(r) { UINTS word = E0M_HIGH(CODES, word_at, r, panel), low = E0M_LOW(CODES, word_at, r, panel); TERMS(r) }
 #define STRETCH (GROUP / PER)
+#define SCALE_WORDS(at) ((__global const UINTS *)scales_of)[at]
 
 KERNEL {
   __local float part[WG * COLS] __attribute__((aligned(64)));
@@ -102,7 +103,7 @@ KERNEL {
   j = j < p.n ? j : 0;
   FLOATS total = (FLOATS)(0.0f);
   uint groups = (p.steps + STRETCH - 1) / STRETCH;
-  uint panel = p.panel / COLS, words = E0M_ROWS(p.steps), pairs = E0M_GROUPS(p.steps * PER);
+  uint panel = p.panel / COLS, words = E0M_ROWS(p.steps), pairs = E0M_SCALE_ROWS(p.steps * PER);
   uint word_at = j / p.panel * words * panel + j % p.panel / COLS,
       pair_at = j / p.panel * pairs * panel + j % p.panel / COLS;
   for (uint g = slice / SIDES; g < groups; g += SLICES / SIDES) {
@@ -115,12 +116,21 @@ KERNEL {
     } else
 #endif
     for (uint r = first_step; r < first_step + count; r++) STEP(r)
+#ifdef NESTED
+    E0M_SCALES(UINTS, FLOATS, SCALE_WORDS, pair_at, g / SPAN, panel, p.steps * PER)
+#ifdef PAIRS
+    total += scale * (DIVISOR * dots) - (offset - MIDDLE * scale) * sum;
+#else
+    total += scale * dots - offset * sum;
+#endif
+#else
     UINTS pair = ((__global const UINTS *)scales_of)[pair_at + g / SPAN * panel];
 #ifdef PAIRS
     half8 factors = as_half8(pair);
     total += convert_float4(factors.even) * (DIVISOR * dots - (convert_float4(factors.odd) - MIDDLE) * sum);
 #else
     total += E0M_HALF(FLOATS, pair) * (dots - E0M_HALF(FLOATS, pair >> 16u) * sum);
+#endif
 #endif
   }
   ((__local FLOATS *)part)[lid] = total;

@@ -33,20 +33,32 @@
     sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
   }
 #endif
+// Adds the scaled sums of block g.
+#ifdef NESTED
+#define ADD_SCALED(total, g) { \
+    E0M_SCALES(UINTS, FLOATS, LOAD, pair_at, (g) / SPAN, p.panel, DEPTH) \
+    total += factors[2 * (g)] / CODES_UNIT * CAT(convert_float, COLS)(dots) * scale \
+        + factors[2 * (g) + 1] * (LEAST_LEVEL * scale - offset); \
+  }
+#else
+#define ADD_SCALED(total, g) { \
+    UINTS pair = LOAD(pair_at + (g) / SPAN * p.panel); \
+    FLOATS scale = E0M_HALF(FLOATS, pair); \
+    total += scale * (factors[2 * (g)] / CODES_UNIT * CAT(convert_float, COLS)(dots) \
+        + factors[2 * (g) + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
+  }
+#endif
 // The product with every `apart`-th block of a weight, from block `from` on.
 #define PRODUCT(total, codes, scales, from, apart) { \
     __global const uint *word_at = \
         (__global const uint *)(codes) + own / p.panel * E0M_ROWS(DEPTH / PER) * p.panel + own % p.panel; \
     __global const uint *pair_at = \
-        (__global const uint *)(scales) + own / p.panel * E0M_GROUPS(DEPTH) * p.panel + own % p.panel; \
+        (__global const uint *)(scales) + own / p.panel * E0M_SCALE_ROWS(DEPTH) * p.panel + own % p.panel; \
     for (uint g = from; g < BLOCKS; g += apart) { \
       INTS dots = (INTS)(0); \
       uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER)); \
       BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
-      UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
-      FLOATS scale = E0M_HALF(FLOATS, pair); \
-      total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) \
-          + factors[2 * g + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
+      ADD_SCALED(total, g) \
     } \
     total *= norm; \
   }

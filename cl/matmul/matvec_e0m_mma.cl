@@ -44,9 +44,23 @@
 #define LEVEL_SCALE(from) ((float)(1 << (10 - BITS - (from))))
 #define SUM_OF_W1(from, dot, sum) (LEVEL_SCALE(from) * (dot) - (2.0f * LEVEL_SCALE(from) - 2.0f) * (sum))
 #define ONES 0x3C003C00u
+// The scales of k-block s: pairs, or half a block of nested scales, which are those of four groups
+// of 32 weights of 4 bits. All words with integers are loaded; their bits are taken where they are
+// used, so that no load is waited for.
+#ifdef NESTED
+typedef struct { uint4 halves, integers[3]; } Pair;
+#define LOAD_PAIR(pair, s) { \
+    __global const uint4 *at = pair_at + (E0M_HALF_ROWS(p.steps * PER / 256) + (s) / 2 * E0M_WORDS) * step; \
+    pair.halves = pair_at[(s) / 2 * step]; \
+    _Pragma("unroll") for (uint i = 0; i < 3; i++) pair.integers[i] = at[i * step]; \
+  }
+#else
+typedef uint4 Pair;
+#define LOAD_PAIR(pair, s) pair = pair_at[(s) / SPAN * step];
+#endif
 #define LOAD_WORDS(words, pair, s) { \
     _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
-    pair = pair_at[(s) / SPAN * step]; \
+    LOAD_PAIR(pair, s) \
   }
 #define LOAD_XS(xs, s) { \
     _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) EACH_EIGHT xs[b][r] = X_ROW(r)[BLOCK_OF(s) * 4 + t]; \
@@ -145,18 +159,49 @@
 #define SUM_OF_X (sum[r][0][h] + sum[r][1][h])
 #endif
 // Adds the scaled sums of a column, for row h of the work-item's rows.
-#define ADD_SCALED(c, word, dot) { \
+#ifdef NESTED
+#define ADD_SCALED(c, entry, dot) { \
+    float scale, offset; \
+    E0M_DECODE(float, scale, offset, halves.c, entry.c) \
+    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++) \
+      total[r][h].c += scale * (dot) - offset * SUM_OF_X; \
+  }
+#else
+#define ADD_SCALED(c, pair, dot) { \
     float scale, bias; \
-    FLOATS_OF(scale, bias, word); \
+    FLOATS_OF(scale, bias, pair.c); \
     EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++) \
       total[r][h].c += scale * ((dot) - bias * SUM_OF_X); \
   }
+#endif
+#define NEW_SUMS \
+  float low[EIGHTS][CLASSES][4], high[EIGHTS][CLASSES][4], sum[EIGHTS][CLASSES][4]; \
+  EACH_EIGHT \
+    for (uint c = 0; c < CLASSES; c++) \
+      for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f;
 // The sums of a k-block, while the next one is loaded.
+#ifdef NESTED
 #define SUM_K_BLOCK(words, xs, pair, s) { \
-    float low[EIGHTS][CLASSES][4], high[EIGHTS][CLASSES][4], sum[EIGHTS][CLASSES][4]; \
-    EACH_EIGHT \
-      for (uint c = 0; c < CLASSES; c++) \
-        for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f; \
+    uint4 halves = pair.halves, entries[2]; \
+    entries[0] = (s) % 2 == 0 ? pair.integers[0] : pair.integers[2]; \
+    entries[1] = (s) % 2 == 0 ? pair.integers[1] \
+        : pair.integers[0] >> 24u | (pair.integers[1] >> 16u & 0xFF00u) | (pair.integers[2] >> 8u & 0xFF0000u); \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
+      NEW_SUMS \
+      NORMALIZE(xs[b], s) \
+      ADD(low, words[b].x, words[b].y, xs[b]) \
+      ADD(high, words[b].z, words[b].w, xs[b]) \
+      ADD_ONES(sum, xs[b]) \
+      uint4 entry = entries[b / 2] >> (b % 2 * ENTRY); \
+      ADD_SCALED(x, entry, DOT_W1(low, h)) \
+      ADD_SCALED(y, entry, DOT_W1(low, 2 + h)) \
+      ADD_SCALED(z, entry, DOT_W1(high, h)) \
+      ADD_SCALED(w, entry, DOT_W1(high, 2 + h)) \
+    } \
+  }
+#else
+#define SUM_K_BLOCK(words, xs, pair, s) { \
+    NEW_SUMS \
     _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
       if (IS_BEYOND_END(s)) break; \
       NORMALIZE(xs[b], s) \
@@ -164,11 +209,12 @@
       ADD(high, words[b].z, words[b].w, xs[b]) \
       ADD_ONES(sum, xs[b]) \
     } \
-    ADD_SCALED(x, pair.x, DOT_W1(low, h)) \
-    ADD_SCALED(y, pair.y, DOT_W1(low, 2 + h)) \
-    ADD_SCALED(z, pair.z, DOT_W1(high, h)) \
-    ADD_SCALED(w, pair.w, DOT_W1(high, 2 + h)) \
+    ADD_SCALED(x, pair, DOT_W1(low, h)) \
+    ADD_SCALED(y, pair, DOT_W1(low, 2 + h)) \
+    ADD_SCALED(z, pair, DOT_W1(high, h)) \
+    ADD_SCALED(w, pair, DOT_W1(high, 2 + h)) \
   }
+#endif
 
 KERNEL {
   __local float4 part[WARPS * 8 * PART_ROWS];
@@ -207,7 +253,8 @@ KERNEL {
 #endif
   float4 total[EIGHTS][ROWS_PER_ITEM];
   EACH_EIGHT for (uint h = 0; h < ROWS_PER_ITEM; h++) total[r][h] = (float4)(0.0f);
-  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH], pair, next_pair;
+  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH];
+  Pair pair, next_pair;
   XS xs[BLOCKS_EACH][EIGHTS], next_xs[BLOCKS_EACH][EIGHTS];
   uint s = warp / SIDES;
   if (s < k_blocks) PREFETCH(words, xs, pair, s)

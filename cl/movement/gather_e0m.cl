@@ -12,12 +12,18 @@ KERNEL {
   int j = at - p.first;
   if (j >= 0 && j < p.part_rows) {
     uint block = (uint)j / p.panel, column = (uint)j % p.panel;
-    uint s = ((__global const uint *)scales)[(block * E0M_GROUPS(p.k) + k / (GROUP * SPAN)) * p.panel + column];
+    __global const uint *pair_at = (__global const uint *)scales + block * E0M_SCALE_ROWS(p.k) * p.panel + column;
     __global const uint *word_at = (__global const uint *)codes + block * E0M_ROWS(p.k / PER) * p.panel + column;
     uint word = E0M_HIGH(*, word_at, k / PER, p.panel) >> (k % PER / 2 * E0M_WIDTH);
     uint low = E0M_LOW(*, word_at, k / PER, p.panel) >> (k % PER / 2 * (BITS - E0M_WIDTH));
     float2 level = (float2)(as_float(E0M_LEVEL(word, low, 0)), as_float(E0M_LEVEL(word, low, 1)));
+#ifdef NESTED
+    E0M_SCALES(uint, float, *, pair_at, k / (GROUP * SPAN), p.panel, p.k)
+    y_put2(pair, scale * level - offset);
+#else
+    uint s = pair_at[k / (GROUP * SPAN) * p.panel];
     y_put2(pair, E0M_HALF(float, s) * (level - E0M_HALF(float, s >> 16u)));
+#endif
   } else if (p.first == 0) {
     y_put2(pair, (float2)(0.0f));
   }

@@ -11,8 +11,6 @@ const PER: u32 = 8u;
 const SPAN: u32 = 1u;
 #endif
 
-fn e0m_groups(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); }
-
 // Rows of words of this many steps.
 fn e0m_rows(steps: u32) -> u32 { return steps * (PER * BITS) / 32u; }
 
@@ -33,6 +31,88 @@ fn pairs_at(i: u32) -> vec4<u32> {
 fn codes_at(i: u32) -> vec4<u32> { return codes[i]; }
 
 fn pairs_at(i: u32) -> vec4<u32> { return scales[i]; }
+#endif
+
+#ifdef NESTED
+// Nested scales (src/quant/mod.rs): blocks of 256 weights have NESTED groups, whose entries take
+// ENTRY bits. Integers have 6 bits with SIX.
+#ifdef SIX
+const E0M_WORDS = 3u;
+const E0M_PER_WORD = 24u / ENTRY;
+#else
+const E0M_WORDS = 4u;
+const E0M_PER_WORD = 32u / ENTRY;
+#endif
+
+fn e0m_half_rows(k: u32) -> u32 {
+#ifdef MINIMA
+  return k / 256u;
+#else
+  return (k / 256u + 1u) / 2u;
+#endif
+}
+
+// Rows of words of the scales.
+fn e0m_scale_rows(k: u32) -> u32 { return e0m_half_rows(k) + k / 256u * E0M_WORDS; }
+
+// Halves of a block of four columns, and entries of a group.
+struct E0mNested { halves: vec4<u32>, entry: vec4<u32> }
+
+// Those of group g of k weights, whose scales start at `at`.
+fn e0m_nested(at: u32, g: u32, panel: u32, k: u32) -> E0mNested {
+  let block = g / NESTED;
+  let group = g % NESTED;
+#ifdef MINIMA
+  let halves = pairs_at(at + block * panel);
+#else
+  let halves = pairs_at(at + block / 2u * panel) >> vec4<u32>(block % 2u * 16u);
+#endif
+  let first = at + (e0m_half_rows(k) + block * E0M_WORDS) * panel;
+  let row = group / E0M_PER_WORD;
+  var entry: vec4<u32>;
+#ifdef SIX
+  // The last entries are in the high bytes of three words.
+  if (row == 3u) {
+    entry = (pairs_at(first) >> vec4<u32>(24u)) | ((pairs_at(first + panel) >> vec4<u32>(16u)) & vec4<u32>(0xFF00u))
+        | ((pairs_at(first + 2u * panel) >> vec4<u32>(8u)) & vec4<u32>(0xFF0000u));
+  } else {
+    entry = pairs_at(first + row * panel);
+  }
+#else
+  entry = pairs_at(first + row * panel);
+#endif
+  return E0mNested(halves, entry >> vec4<u32>(group % E0M_PER_WORD * ENTRY));
+}
+
+// A weight is scale * w1 - offset.
+struct E0mAffine { scale: vec4<f32>, offset: vec4<f32> }
+
+fn e0m_low_halves(words: vec4<u32>) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(words.x).x, unpack2x16float(words.y).x, unpack2x16float(words.z).x,
+      unpack2x16float(words.w).x);
+}
+
+fn e0m_decode(n: E0mNested) -> E0mAffine {
+  let d = e0m_low_halves(n.halves) * f32(1u << (BITS - 1u));
+#ifdef MINIMA
+  let mask = vec4<u32>((1u << (ENTRY / 2u)) - 1u);
+  let scale = d * vec4<f32>(n.entry & mask);
+  let minima = e0m_low_halves(n.halves >> vec4<u32>(16u)) * vec4<f32>((n.entry >> vec4<u32>(ENTRY / 2u)) & mask);
+  return E0mAffine(scale, 2.0 * scale + minima);
+#else
+  // 6 bits are stored with an offset, 8 bits in two's complement.
+#ifdef SIX
+  let integer = vec4<f32>(n.entry & vec4<u32>(63u)) - 32.0;
+#else
+  let integer = vec4<f32>((n.entry ^ vec4<u32>(128u)) & vec4<u32>(255u)) - 128.0;
+#endif
+  let scale = d * integer;
+  return E0mAffine(scale, 3.0 * scale);
+#endif
+}
+#else
+// Rows of words of the scales.
+fn e0m_scale_rows(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); }
 #endif
 
 // Words of a step of four columns.

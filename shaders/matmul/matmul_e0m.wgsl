@@ -32,7 +32,7 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   let j = select(0u, column, column < p.n);
   let panel = p.panel / 4u;
   let word_at = j / p.panel * e0m_rows(p.k / PER) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.k) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(p.k) * panel + j % p.panel / 4u;
   var t0 = vec4<f32>();
   var t1 = vec4<f32>();
   var t2 = vec4<f32>();
@@ -54,8 +54,13 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       xs[t] = v;
     }
     workgroupBarrier();
+#ifdef NESTED
+    let s = e0m_decode(e0m_nested(pair_at, g / SPAN, panel, p.k));
+    let offset = s.offset;
+#else
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
     let offset = s.scale * s.bias;
+#endif
     for (var c = 0u; c < len; c += PER) {
       let word = e0m_words(word_at, (k0 + c) / PER, panel);
       // Four weights at a time, since all weights of a step would need as many registers as the

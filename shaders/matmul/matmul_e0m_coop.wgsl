@@ -35,17 +35,31 @@ fn x_part(at: u32, k0: u32, i0: u32) -> vec4<f16> {
   return select(vec4<f16>(), v, k < p.k);
 }
 
-// The position of the codes for vector `at` of a block, and their scales.
-fn w_part(at: u32, k0: u32, first: u32) -> vec2<u32> {
+// The codes of a vector, and their scales.
+struct Part {
+  word: vec4<u32>,
+#ifdef NESTED
+  pair: E0mNested,
+#else
+  pair: vec4<u32>,
+#endif
+}
+
+// Vector `at` of a block.
+fn w_part(at: u32, k0: u32, first: u32) -> Part {
   let panel = p.panel / 4u;
   let rows = p.k / PER;
   let row = min(k0 / PER + at / (TN / 4u), rows - 1u);
   var j = first + at % (TN / 4u) * 4u;
   j = select(0u, j, j < p.n);
-  return vec2<u32>(
-    (j / p.panel * rows + row) * panel + j % p.panel / 4u,
-    (j / p.panel * e0m_groups(p.k) + row * PER / (GROUP * SPAN)) * panel + j % p.panel / 4u,
-  );
+  let word = codes[(j / p.panel * rows + row) * panel + j % p.panel / 4u];
+  let pair_at = j / p.panel * e0m_scale_rows(p.k) * panel + j % p.panel / 4u;
+  let g = row * PER / (GROUP * SPAN);
+#ifdef NESTED
+  return Part(word, e0m_nested(pair_at, g, panel, p.k));
+#else
+  return Part(word, scales[pair_at + g * panel]);
+#endif
 }
 
 // Stores 16 x 16 sums of a warp from work-group memory.
@@ -75,8 +89,7 @@ fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   let i0 = group.y * TM;
   let first = group.x * TN;
   var x_next: array<vec4<f16>, X_EACH>;
-  var w_next: array<vec4<u32>, W_EACH>;
-  var pairs: array<vec4<u32>, W_EACH>;
+  var w_next: array<Part, W_EACH>;
   var s00: Sum;
   var s01: Sum;
 #ifdef TILES2
@@ -90,11 +103,7 @@ fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   var s31: Sum;
 #endif
   for (var e = 0u; e < X_EACH; e++) { x_next[e] = x_part(lid + e * WG, 0u, i0); }
-  for (var e = 0u; e < W_EACH; e++) {
-    let at = w_part(lid + e * WG, 0u, first);
-    w_next[e] = codes[at.x];
-    pairs[e] = scales[at.y];
-  }
+  for (var e = 0u; e < W_EACH; e++) { w_next[e] = w_part(lid + e * WG, 0u, first); }
   for (var k0 = 0u; k0 < p.k; k0 += BLOCK) {
     for (var e = 0u; e < X_EACH; e++) {
       let at = lid + e * WG;
@@ -103,24 +112,29 @@ fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
     for (var e = 0u; e < W_EACH; e++) {
       let at = lid + e * WG;
       if (at < WORDS * TN / 4u) {
+#ifdef NESTED
+        let s = e0m_decode(w_next[e].pair);
+#endif
         for (var c = 0u; c < 4u; c++) {
-          let pair = unpack2x16float(pairs[e][c]);
+#ifdef NESTED
+          let scale = s.scale[c];
+          let offset = s.offset[c];
+#else
+          let pair = unpack2x16float(w_next[e].pair[c]);
+          let scale = pair.x;
           let offset = pair.x * pair.y;
+#endif
           let to = (at % (TN / 4u) * 4u + c) * ROW + at / (TN / 4u) * (PER / 4u);
-          ws[to] = weights(w_next[e][c], 0u, pair.x, offset);
+          ws[to] = weights(w_next[e].word[c], 0u, scale, offset);
 #ifndef PER4
-          ws[to + 1u] = weights(w_next[e][c], 4u, pair.x, offset);
+          ws[to + 1u] = weights(w_next[e].word[c], 4u, scale, offset);
 #endif
         }
       }
     }
     workgroupBarrier();
     for (var e = 0u; e < X_EACH; e++) { x_next[e] = x_part(lid + e * WG, k0 + BLOCK, i0); }
-    for (var e = 0u; e < W_EACH; e++) {
-      let at = w_part(lid + e * WG, k0 + BLOCK, first);
-      w_next[e] = codes[at.x];
-      pairs[e] = scales[at.y];
-    }
+    for (var e = 0u; e < W_EACH; e++) { w_next[e] = w_part(lid + e * WG, k0 + BLOCK, first); }
     for (var k = 0u; k < BLOCK / 4u; k += 4u) {
       let b0 = coopLoad<Right>(&ws[column0 * ROW + k], ROW);
       let b1 = coopLoad<Right>(&ws[(column0 + 16u) * ROW + k], ROW);

@@ -62,18 +62,53 @@ fn put_x(at: u32, v: vec4<u32>) {
   xs[at + 1u] = vec4<f16>(pair_of(v.z), pair_of(v.w));
 }
 
-// Weights s * (w1 - b) of two pairs of codes, which are the mantissas of halves with the exponent
-// of 1024: w1 = 2 + 2 * code / 2^BITS.
-fn four(a: u32, b: u32, pair: vec2<f16>) -> vec4<f16> {
-  let by = vec2<f16>(pair.x * f16(2.0 / f32(1u << BITS)));
-  let offset = vec2<f16>(pair.x * (f16(2.0) - pair.y));
+// Scales of four columns as they are stored.
+#ifdef NESTED
+alias Stored = E0mNested;
+#else
+alias Stored = vec4<u32>;
+#endif
+
+fn stored(pair_at: u32, g: u32, panel: u32) -> Stored {
+#ifdef NESTED
+  return e0m_nested(pair_at, g, panel, p.steps * PER);
+#else
+  return pairs_at(pair_at + g * panel);
+#endif
+}
+
+// Weights by * code + offset of four columns.
+struct Factors { by: vec4<f16>, offset: vec4<f16> }
+
+fn factors(s: Stored) -> Factors {
+  // w1 = 2 + 2 * code / 2^BITS.
+  const step = 2.0 / f32(1u << BITS);
+#ifdef NESTED
+  let v = e0m_decode(s);
+  return Factors(vec4<f16>(v.scale * step), vec4<f16>(2.0 * v.scale - v.offset));
+#else
+  let x = pair_of(s.x);
+  let y = pair_of(s.y);
+  let z = pair_of(s.z);
+  let w = pair_of(s.w);
+  let scale = vec4<f16>(x.x, y.x, z.x, w.x);
+  return Factors(scale * f16(step), scale * (vec4<f16>(f16(2.0)) - vec4<f16>(x.y, y.y, z.y, w.y)));
+#endif
+}
+
+// Weights of two pairs of codes, which are the mantissas of halves with the exponent of 1024.
+fn four(a: u32, b: u32, by: f16, offset: f16) -> vec4<f16> {
   let exponent = vec2<f16>(f16(1024.0));
-  return vec4<f16>(fma(pair_of(a) - exponent, by, offset), fma(pair_of(b) - exponent, by, offset));
+  let more = vec2<f16>(offset);
+  return vec4<f16>(fma(pair_of(a) - exponent, vec2<f16>(by), more), fma(pair_of(b) - exponent, vec2<f16>(by), more));
 }
 
 // Decodes a block into the work-group memory of the warp: rows of x, and columns of weights, of
 // which column 4 * quad + c lies at 8 * c + quad so that a warp writes without conflict.
-fn put_block(r: Fetched, pairs: vec4<u32>, warp: u32, lane: u32) {
+fn put_block(r: Fetched, scales_of: Stored, warp: u32, lane: u32) {
+  let f = factors(scales_of);
+  let by = f.by;
+  let offset = f.offset;
   let x_at = (warp * 16u + lane / 2u) * ROW + lane % 2u * (BLOCK / 8u);
   put_x(x_at, r.x0);
 #ifndef PER4
@@ -82,17 +117,17 @@ fn put_block(r: Fetched, pairs: vec4<u32>, warp: u32, lane: u32) {
   let p0 = e0m_both(r.words, 0u, BITS, 0u) | vec4<u32>(0x64006400u);
   let p1 = e0m_both(r.words, 1u, BITS, 0u) | vec4<u32>(0x64006400u);
   let to = (warp * 32u + lane % 8u) * ROW + lane / 8u * (PER / 4u);
-  ws[to] = four(p0.x, p1.x, pair_of(pairs.x));
-  ws[to + 8u * ROW] = four(p0.y, p1.y, pair_of(pairs.y));
-  ws[to + 16u * ROW] = four(p0.z, p1.z, pair_of(pairs.z));
-  ws[to + 24u * ROW] = four(p0.w, p1.w, pair_of(pairs.w));
+  ws[to] = four(p0.x, p1.x, by.x, offset.x);
+  ws[to + 8u * ROW] = four(p0.y, p1.y, by.y, offset.y);
+  ws[to + 16u * ROW] = four(p0.z, p1.z, by.z, offset.z);
+  ws[to + 24u * ROW] = four(p0.w, p1.w, by.w, offset.w);
 #ifndef PER4
   let p2 = e0m_both(r.words, 2u, BITS, 0u) | vec4<u32>(0x64006400u);
   let p3 = e0m_both(r.words, 3u, BITS, 0u) | vec4<u32>(0x64006400u);
-  ws[to + 1u] = four(p2.x, p3.x, pair_of(pairs.x));
-  ws[to + 8u * ROW + 1u] = four(p2.y, p3.y, pair_of(pairs.y));
-  ws[to + 16u * ROW + 1u] = four(p2.z, p3.z, pair_of(pairs.z));
-  ws[to + 24u * ROW + 1u] = four(p2.w, p3.w, pair_of(pairs.w));
+  ws[to + 1u] = four(p2.x, p3.x, by.x, offset.x);
+  ws[to + 8u * ROW + 1u] = four(p2.y, p3.y, by.y, offset.y);
+  ws[to + 16u * ROW + 1u] = four(p2.z, p3.z, by.z, offset.z);
+  ws[to + 24u * ROW + 1u] = four(p2.w, p3.w, by.w, offset.w);
 #endif
 }
 
@@ -135,7 +170,7 @@ fn matmul_e0m_few(
   let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
   let panel = p.panel / 4u;
   let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(p.steps * PER) * panel + j % p.panel / 4u;
   let k_blocks = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
   let warp = lid / 32u;
 #ifdef HAS_CODES2
@@ -149,11 +184,11 @@ fn matmul_e0m_few(
   var s1: Sum;
   let rounds = (k_blocks + OF_SIDE - 1u) / OF_SIDE;
   var next = fetched(warp / SIDES * BLOCKS_EACH, lane, word_at, row_at);
-  var pairs = pairs_at(pair_at + min(warp / SIDES, k_blocks - 1u) / SPAN * panel);
+  var pairs = stored(pair_at, min(warp / SIDES, k_blocks - 1u) / SPAN, panel);
   for (var i = 0u; i < rounds; i++) {
     let k_block = i * OF_SIDE + warp / SIDES;
     let own = pairs;
-    pairs = pairs_at(pair_at + min(k_block + OF_SIDE, k_blocks - 1u) / SPAN * panel);
+    pairs = stored(pair_at, min(k_block + OF_SIDE, k_blocks - 1u) / SPAN, panel);
     for (var e = 0u; e < BLOCKS_EACH; e++) {
       let now = next;
       let last = e + 1u == BLOCKS_EACH;

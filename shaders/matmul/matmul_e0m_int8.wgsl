@@ -26,7 +26,7 @@ fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   let steps = p.k / PER;
   let blocks = (p.k + GROUP - 1u) / GROUP;
   let word_at = column / p.panel * e0m_rows(steps) * panel + column % p.panel / 4u;
-  let pair_at = column / p.panel * e0m_groups(p.k) * panel + column % p.panel / 4u;
+  let pair_at = column / p.panel * e0m_scale_rows(p.k) * panel + column % p.panel / 4u;
   var total: array<vec4<f32>, ROWS>;
   for (var g = 0u; g < blocks; g++) {
     var sums: array<vec4<i32>, ROWS>;
@@ -45,9 +45,14 @@ fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
       }
 #endif
     }
+#ifdef NESTED
+    let s = e0m_decode(e0m_nested(pair_at, g / SPAN, panel, p.k));
+    let rest = LEAST_LEVEL * s.scale - s.offset;
+#else
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
-    let level = s.scale / CODES_UNIT;
     let rest = s.scale * (LEAST_LEVEL - s.bias);
+#endif
+    let level = s.scale / CODES_UNIT;
     for (var r = 0u; r < ROWS; r++) {
       let at = 2u * (min(i0 + r, p.m - 1u) * blocks + g);
       total[r] += bitcast<f32>(factors[at]) * (level * vec4<f32>(sums[r])) + bitcast<f32>(factors[at + 1u]) * rest;

@@ -62,7 +62,7 @@ fn matmul_e0m_pairs(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
   let j = select(0u, column, column < p.n);
   let panel = p.panel / 4u;
   let word_at = j / p.panel * e0m_rows(steps) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.k) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(p.k) * panel + j % p.panel / 4u;
   // The last two of the four columns of a vector.
   let last = vec4<bool>(j % 4u == 2u);
   var t0 = vec2<f32>();

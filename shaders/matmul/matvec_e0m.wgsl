@@ -110,7 +110,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   var total: array<vec4<f32>, QUADS>;
   let groups = (p.steps + STRETCH - 1u) / STRETCH;
   let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(p.steps * PER) * panel + j % p.panel / 4u;
 #ifdef HAS_GAIN
   var square = 0.0;
 #endif
@@ -127,11 +127,20 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
       for (var i = r; i < end; i++) { t = plus(t, i, word_at, panel); }
     }
     for (var q = 0u; q < QUADS; q++) {
+#ifdef NESTED
+      let s = e0m_decode(e0m_nested(pair_at + q, g / SPAN, panel, p.steps * PER));
+#ifdef PAIRS
+      total[q] += s.scale * (E0M_DIVISOR * t.dots[q]) - (s.offset - E0M_MIDDLE * s.scale) * t.sum;
+#else
+      total[q] += s.scale * t.dots[q] - s.offset * t.sum;
+#endif
+#else
       let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel + q));
 #ifdef PAIRS
       total[q] += s.scale * (E0M_DIVISOR * t.dots[q] - (s.bias - E0M_MIDDLE) * t.sum);
 #else
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
+#endif
 #endif
     }
 #ifdef HAS_GAIN

@@ -50,7 +50,7 @@ fn put(at: u32, v: vec4<f32>, u: vec4<f32>) {
 fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
   let panel = p.panel / 4u;
   let word_at = j / p.panel * e0m_rows(DEPTH / PER) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(DEPTH) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(DEPTH) * panel + j % p.panel / 4u;
   var total = vec4<f32>();
   for (var g = begin; g < BLOCKS; g += apart) {
     var sums = vec4<i32>();
@@ -65,8 +65,14 @@ fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
       sums = dots(dots(sums, even, bytes[2u * t]), odd, bytes[2u * t + 1u]);
 #endif
     }
+#ifdef NESTED
+    let s = e0m_decode(e0m_nested(pair_at, g / SPAN, panel, DEPTH));
+    total += factors[g].x / CODES_UNIT * vec4<f32>(sums) * s.scale
+        + factors[g].y * (LEAST_LEVEL * s.scale - s.offset);
+#else
     let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel));
     total += s.scale * (factors[g].x / CODES_UNIT * vec4<f32>(sums) + factors[g].y * (LEAST_LEVEL - s.bias));
+#endif
   }
   return total;
 }

@@ -42,6 +42,32 @@ struct Block {
   xs: vec4<u32>,
 }
 
+#ifdef NESTED
+// Half a block of nested scales, which are those of four groups of 32 weights of 4 bits.
+struct Half {
+  halves: vec4<u32>,
+  a: vec4<u32>,
+  b: vec4<u32>,
+  c: vec4<u32>,
+  second: bool,
+}
+
+fn half_at(pair_at: u32, s: u32) -> Half {
+  let panel = p.panel / 4u;
+  let at = pair_at + (e0m_half_rows(p.steps * PER) + s / 2u * E0M_WORDS) * panel;
+  return Half(pairs_at(pair_at + s / 2u * panel), pairs_at(at), pairs_at(at + panel), pairs_at(at + 2u * panel),
+      s % 2u == 1u);
+}
+
+// Groups 2i and 2i + 1.
+fn entries(h: Half, i: u32) -> vec4<u32> {
+  if (i == 0u) { return select(h.a, h.c, h.second); }
+  let last = (h.a >> vec4<u32>(24u)) | ((h.b >> vec4<u32>(16u)) & vec4<u32>(0xFF00u))
+      | ((h.c >> vec4<u32>(8u)) & vec4<u32>(0xFF0000u));
+  return select(h.b, last, h.second);
+}
+#endif
+
 // Up to four blocks with their scales. They are separate variables, since an array that a compiler
 // does not unroll is kept in memory.
 struct Stretch {
@@ -49,7 +75,11 @@ struct Stretch {
   b: Block,
   c: Block,
   d: Block,
+#ifdef NESTED
+  nested: Half,
+#else
   pairs: vec4<u32>,
+#endif
 }
 
 // The part of a block that work-item t has. After the last block, x is zero.
@@ -74,7 +104,12 @@ fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
   if (BLOCKS_EACH > 1u) { r.b = block_at(s * BLOCKS_EACH + 1u, t, word_at); }
   if (BLOCKS_EACH > 2u) { r.c = block_at(s * BLOCKS_EACH + 2u, t, word_at); }
   if (BLOCKS_EACH > 3u) { r.d = block_at(s * BLOCKS_EACH + 3u, t, word_at); }
-  r.pairs = pairs_at(pair_at + min(s, (p.steps / 4u - 1u) / BLOCKS_EACH) / SPAN * (p.panel / 4u));
+  let last = min(s, (p.steps / 4u - 1u) / BLOCKS_EACH);
+#ifdef NESTED
+  r.nested = half_at(pair_at, last);
+#else
+  r.pairs = pairs_at(pair_at + last / SPAN * (p.panel / 4u));
+#endif
   return r;
 }
 
@@ -123,6 +158,28 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
 }
 #endif
 
+#ifdef NESTED
+// The scaled sums of a block.
+fn scaled(halves: vec4<u32>, entry: vec4<u32>, r: Block, t: u32) -> vec4<f32> {
+  let terms = plus(Terms(), r, t);
+  let s = e0m_decode(E0mNested(halves, entry));
+#ifdef PAIRS
+  return s.scale * (E0M_DIVISOR * terms.dots) - (s.offset - E0M_MIDDLE * s.scale) * terms.sum;
+#else
+  return s.scale * terms.dots - s.offset * terms.sum;
+#endif
+}
+
+// The scaled sums of a stretch.
+fn summed(r: Stretch, t: u32) -> vec4<f32> {
+  let n = r.nested;
+  let first = entries(n, 0u);
+  let second = entries(n, 1u);
+  let next = vec4<u32>(ENTRY);
+  return scaled(n.halves, first, r.a, t) + scaled(n.halves, first >> next, r.b, t)
+      + scaled(n.halves, second, r.c, t) + scaled(n.halves, second >> next, r.d, t);
+}
+#else
 // The scaled sums of a stretch.
 fn summed(r: Stretch, t: u32) -> vec4<f32> {
   var terms = plus(Terms(), r.a, t);
@@ -136,6 +193,7 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
   return pair.scale * (terms.dots - pair.bias * terms.sum);
 #endif
 }
+#endif
 
 #ifdef HAS_GAIN
 fn norm_row(lid: u32) {
@@ -175,7 +233,7 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
   let panel = p.panel / 4u;
   let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
+  let pair_at = j / p.panel * e0m_scale_rows(p.steps * PER) * panel + j % p.panel / 4u;
   let stretches = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
   let warp = lid / 32u;
 #ifdef HAS_CODES2

@@ -1,5 +1,7 @@
 //! The number format: widths, encoding and decoding, and positions in words.
 
+use super::nested::{self, Nested};
+use crate::tensor::DType;
 use half::f16;
 
 /// Bits per weight: `Four` is the format E0M4, and so on.
@@ -104,17 +106,76 @@ impl std::fmt::Display for Bits {
     }
 }
 
+/// How the scales of a quantized matrix are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// A half-precision scale and bias per group.
+    Pairs,
+    /// Those of GGML's K-quants.
+    Nested(Nested),
+}
+
 /// The format of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
+    pub scales: Scales,
 }
 
 impl Format {
+    /// With a scale and a bias per group.
     pub const fn new(bits: Bits, group: usize) -> Self {
-        Self { bits, group }
+        let scales = Scales::Pairs;
+        Self { bits, group, scales }
+    }
+
+    /// With nested scales; `None` for 8 bits.
+    pub const fn nested(bits: Bits) -> Option<Self> {
+        let Some(nested) = Nested::new(bits) else {
+            return None;
+        };
+        Some(Self {
+            bits,
+            group: nested.group,
+            scales: Scales::Nested(nested),
+        })
+    }
+
+    /// K must be a multiple of this.
+    pub const fn k_step(self) -> usize {
+        match self.scales {
+            Scales::Pairs => self.bits.k_step(),
+            Scales::Nested(_) => nested::BLOCK,
+        }
+    }
+
+    /// Type and shape of the scales of a `k` x `n` matrix in a file.
+    pub fn scale_tensor(self, k: usize, n: usize) -> (DType, Vec<usize>) {
+        let rows = self.scale_rows(k);
+        match self.scales {
+            Scales::Pairs => (DType::F16, vec![rows, n, 2]),
+            Scales::Nested(_) => (DType::U32, vec![rows, n]),
+        }
+    }
+
+    /// Rows of words of the scales of `k` weights.
+    pub const fn scale_rows(self, k: usize) -> usize {
+        match self.scales {
+            Scales::Pairs => k.div_ceil(self.group),
+            Scales::Nested(nested) => nested.rows(k),
+        }
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, groups of {}", self.bits, self.group)?;
+        match self.scales {
+            Scales::Pairs => Ok(()),
+            Scales::Nested(_) => write!(f, ", nested scales"),
+        }
     }
 }
 
@@ -164,7 +225,7 @@ pub enum QuantError {
     Size {
         k: usize,
         n: usize,
-        /// See [`Bits::k_step`].
+        /// See [`Format::k_step`].
         step: usize,
     },
     /// Not enough memory for the matrix.

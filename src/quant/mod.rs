@@ -43,6 +43,27 @@
 //!
 //! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group size
 //! is a multiple of 8, and N is even.
+//!
+//! # Nested scales
+//!
+//! GGML's K-quants have two levels of scales, which this format keeps as they are. In blocks of 256
+//! weights, a weight of value q is `(d * s) * (q - zero) - dmin * m`, with halves d and dmin per
+//! block and integers s and m per group:
+//!
+//! | x | GGML | group | s | m | zero |
+//! |---|---|---|---|---|---|
+//! | 2 | `Q2_K` | 16 | 4 bits | 4 bits | 0 |
+//! | 3 | `Q3_K` | 16 | 6 bits, minus 32 | | 4 |
+//! | 4 | `Q4_K` | 32 | 6 bits | 6 bits | 0 |
+//! | 5 | `Q5_K` | 32 | 6 bits | 6 bits | 0 |
+//! | 6 | `Q6_K` | 16 | 8 bits, signed | | 32 |
+//!
+//! Scales are then `u32[rows][N]`. First come the rows of halves: d and dmin of a block, or,
+//! without m, d of blocks 2i and 2i + 1. The integers follow, block by block. The entry of a group
+//! is s in the low and m in the high bits. Entries of 8 bits fill four words. Of the 6-bit integers
+//! of a block, the first twelve are in the low 24 bits of three words, four in each, and the last
+//! four in the high bytes, the lowest first. K is a multiple of 256, and quantized weights have the
+//! layout above.
 
 pub mod awq;
 mod bytes;
@@ -53,6 +74,7 @@ mod grid;
 mod hessian;
 mod int4;
 mod method;
+pub mod nested;
 mod packed;
 mod search;
 #[cfg(test)]
@@ -60,10 +82,9 @@ mod tests;
 mod transcode;
 
 pub use bytes::to_bytes;
-pub use format::{Affine, Bits, Format, Plane, QuantError, affine, decode, encode};
+pub use format::{Affine, Bits, Format, Plane, QuantError, Scales, affine, decode, encode};
 pub use hessian::{Hessian, HessianError};
 pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
-pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
-pub use packed::{code_at, place};
+pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, PackedView, group_size, place, scale_words};
 pub use transcode::{Grid, GridColumn, Grids, ReadColumn, by_group};

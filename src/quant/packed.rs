@@ -1,7 +1,8 @@
 //! Quantized matrices in the packed layout, and quantization error.
 
-use super::format::{Bits, QuantError, decode};
+use super::format::{Bits, Format, QuantError, Scales, decode};
 use super::method::{ColumnMethod, Scratch};
+use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 
 /// Group sizes are multiples of this number of weights.
@@ -14,14 +15,13 @@ const BLOCK: usize = 32;
 /// A quantized matrix in the layout of the [module documentation](super).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
-    pub bits: Bits,
-    pub group: usize,
+    pub format: Format,
     pub k: usize,
     pub n: usize,
     /// `[K * x / 32][N]` words.
     pub codes: Vec<u32>,
-    /// `[ceil(K / group)][N]` pairs of scale and bias.
-    pub scales: Vec<[f16; 2]>,
+    /// Rows of N words: pairs of scale and bias, or nested scales.
+    pub scales: Vec<u32>,
 }
 
 /// A quantized column, as a [`ColumnMethod`] makes it.
@@ -106,24 +106,23 @@ impl Packed {
     /// A matrix of zero values, scales and biases, to be filled by column or group. This and
     /// [`Packed::set_group`] convert an existing grid, such as that of another format.
     ///
-    /// An error if K is not a positive multiple of [`Bits::k_step`], N is not even and positive,
-    /// `group` is not a positive multiple of [`GROUP_STEP`], or memory is short.
-    pub fn empty(bits: Bits, group: usize, k: usize, n: usize) -> Result<Self, QuantError> {
-        Self::check(bits, group, k, n)?;
-        let too_large = || QuantError::Memory { k, n };
+    /// An error if K is not a positive multiple of [`Format::k_step`], N is not even and positive,
+    /// the group is not a positive multiple of [`GROUP_STEP`], or memory is short.
+    pub fn empty(format: Format, k: usize, n: usize) -> Result<Self, QuantError> {
+        Self::check(format, k, n)?;
+        let filled = |rows| filled(rows, n).ok_or(QuantError::Memory { k, n });
         Ok(Self {
-            bits,
-            group,
+            format,
             k,
             n,
-            codes: filled(bits.rows(k), n, 0).ok_or_else(too_large)?,
-            scales: filled(k.div_ceil(group), n, [f16::ZERO; 2]).ok_or_else(too_large)?,
+            codes: filled(format.bits.rows(k))?,
+            scales: filled(format.scale_rows(k))?,
         })
     }
 
     /// Checks the sizes as [`Packed::empty`] does.
-    pub fn check(bits: Bits, group: usize, k: usize, n: usize) -> Result<(), QuantError> {
-        let step = bits.k_step();
+    pub fn check(format: Format, k: usize, n: usize) -> Result<(), QuantError> {
+        let (step, group) = (format.k_step(), format.group);
         if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
             return Err(QuantError::Size { k, n, step });
         }
@@ -159,7 +158,7 @@ impl Packed {
         method: &dyn ColumnMethod,
     ) -> Result<(Self, Loss), QuantError> {
         let n = columns.len() / k.max(1);
-        let mut out = Self::empty(bits, group, k, n)?;
+        let mut out = Self::empty(Format::new(bits, group), k, n)?;
         if let Some(at) = columns.iter().position(|w| !w.is_finite()) {
             return Err(QuantError::NotFinite {
                 index: at % k * n + at / k,
@@ -188,7 +187,8 @@ impl Packed {
 
     /// Sets column `j`. An error unless it has a scale and bias per group and a value per weight.
     pub fn set_column(&mut self, j: usize, column: &Column) -> Result<(), QuantError> {
-        let groups = self.k.div_ceil(self.group);
+        let Format { group, .. } = self.format;
+        let groups = self.k.div_ceil(group);
         if column.codes.len() != self.k || column.scales.len() != groups {
             return Err(QuantError::Codes {
                 group: groups,
@@ -197,7 +197,7 @@ impl Packed {
                 found: format!("{} and {}", column.scales.len(), column.codes.len()),
             });
         }
-        for (g, (codes, [scale, bias])) in column.codes.chunks(self.group).zip(&column.scales).enumerate() {
+        for (g, (codes, [scale, bias])) in column.codes.chunks(group).zip(&column.scales).enumerate() {
             self.set_group(g, j, *scale, *bias, codes)?;
         }
         Ok(())
@@ -214,34 +214,42 @@ impl Packed {
         bias: f16,
         codes: &[u8],
     ) -> Result<(), QuantError> {
+        self.set_codes(g, j, codes)?;
+        let [scale, bias] = [scale, bias].map(|h| u32::from(h.to_bits()));
+        self.scales[g * self.n + j] = scale | bias << 16;
+        Ok(())
+    }
+
+    /// Sets the values of group `g` along K of column `j`, as [`Packed::set_group`] does.
+    pub(super) fn set_codes(&mut self, g: usize, j: usize, codes: &[u8]) -> Result<(), QuantError> {
+        let Format { bits, group, .. } = self.format;
         let bad = |expected: String, found: String| QuantError::Codes {
             group: g,
             column: j,
             expected,
             found,
         };
-        let first = g.saturating_mul(self.group);
+        let first = g.saturating_mul(group);
         if first >= self.k || j >= self.n {
             let sizes = format!(
                 "a group below {} and column below {}",
-                self.k.div_ceil(self.group),
+                self.k.div_ceil(group),
                 self.n
             );
             return Err(bad(sizes, format!("group {g}, column {j}")));
         }
-        let length = self.group.min(self.k - first);
+        let length = group.min(self.k - first);
         if codes.len() != length {
             return Err(bad(format!("{length} values"), codes.len().to_string()));
         }
-        if let Some(code) = codes.iter().find(|c| **c > self.bits.top()) {
-            return Err(bad(format!("values up to {}", self.bits.top()), code.to_string()));
+        if let Some(code) = codes.iter().find(|c| **c > bits.top()) {
+            return Err(bad(format!("values up to {}", bits.top()), code.to_string()));
         }
-        self.scales[g * self.n + j] = [scale, bias];
-        let (x, n) = (self.bits.count(), self.n);
+        let (x, n) = (bits.count(), self.n);
         for (k, code) in (first..).zip(codes) {
             let block = k / BLOCK * x as usize;
             let mut left = x;
-            for plane in self.bits.planes() {
+            for plane in bits.planes() {
                 left -= plane.width;
                 let (row, bit) = plane.place(k % BLOCK);
                 let mask = (1u32 << plane.width) - 1;
@@ -259,24 +267,34 @@ impl Packed {
         place(&mut self.scales, &part.scales, self.n, first, part.n);
     }
 
+    /// The scale and the bias of each group, `[ceil(K / group)][N]`; meaningless if they are
+    /// nested.
+    pub fn pairs(&self) -> &[[f16; 2]] {
+        bytemuck::cast_slice(&self.scales)
+    }
+
+    pub fn view(&self) -> PackedView<'_> {
+        PackedView {
+            format: self.format,
+            k: self.k,
+            n: self.n,
+            codes: &self.codes,
+            scales: &self.scales,
+        }
+    }
+
     /// The weight at row `i`, column `j`.
     pub fn get(&self, i: usize, j: usize) -> f32 {
-        let [scale, bias] = self.scales[i / self.group * self.n + j];
-        decode(
-            self.bits,
-            scale,
-            bias,
-            code_at(self.bits, self.n, &self.codes, i, j),
-        )
+        self.view().get(i, j)
     }
 }
 
-/// A vector of `rows * n` copies of `value`, if memory allows.
-fn filled<T: Copy>(rows: usize, n: usize, value: T) -> Option<Vec<T>> {
+/// A vector of `rows * n` zeros, if memory allows.
+fn filled(rows: usize, n: usize) -> Option<Vec<u32>> {
     let count = rows.checked_mul(n)?;
     let mut out = Vec::new();
     out.try_reserve_exact(count).ok()?;
-    out.resize(count, value);
+    out.resize(count, 0);
     Some(out)
 }
 
@@ -287,53 +305,112 @@ pub fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: u
     }
 }
 
-/// The quantized value at row `i`, column `j` of packed `codes`.
-pub fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -> u8 {
-    let block = i / BLOCK * bits.count() as usize;
-    let code = bits.planes().iter().fold(0, |code, plane| {
-        let (row, bit) = plane.place(i % BLOCK);
-        let part = codes[(block + row) * n + j] >> bit & ((1 << plane.width) - 1);
-        code << plane.width | part
-    });
-    let [code, ..] = code.to_le_bytes();
-    code
+/// The words of scales as files have them ([`Format::scale_tensor`]).
+pub fn scale_words(scales: &HostTensor) -> Result<Vec<u32>, TensorError> {
+    if scales.dtype() == DType::U32 {
+        return Ok(scales.u32s()?.into_owned());
+    }
+    let halves = scales.f16s()?;
+    let pairs = halves.as_chunks::<2>().0.iter();
+    Ok(pairs.map(|pair| bytemuck::cast(*pair)).collect())
 }
 
-/// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major
-/// `count x n`.
-#[expect(clippy::too_many_arguments, reason = "the parts of a matrix in a tensor")]
-pub fn decode_rows(
-    bits: Bits,
-    group: usize,
-    n: usize,
-    codes: &[u32],
-    scales: &[[f16; 2]],
-    first: usize,
-    count: usize,
-    out: &mut [f32],
-) {
-    let x = bits.count();
-    let (mut table, mut row_codes) = (vec![(0f32, 0f32); n], vec![0u32; n]);
-    let mut group_now = usize::MAX;
-    for (i, row) in (first..first + count).zip(out.chunks_exact_mut(n)) {
-        if i / group != group_now {
-            group_now = i / group;
-            for (t, [s, b]) in table.iter_mut().zip(&scales[group_now * n..]) {
-                *t = (s.to_f32(), b.to_f32());
+/// A quantized matrix in memory of others. The slices have the sizes of the layout.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedView<'a> {
+    pub format: Format,
+    pub k: usize,
+    pub n: usize,
+    pub codes: &'a [u32],
+    pub scales: &'a [u32],
+}
+
+/// How the values of a group are decoded.
+#[derive(Clone, Copy)]
+enum Decode {
+    /// [`decode`] with this scale and bias.
+    Pair(f16, f16),
+    /// `unit * (value - zero) + rest`.
+    Nested { unit: f32, zero: f32, rest: f32 },
+}
+
+impl PackedView<'_> {
+    fn decode_of(&self, g: usize, j: usize) -> Decode {
+        match self.format.scales {
+            Scales::Pairs => {
+                let [scale, bias]: [f16; 2] = bytemuck::cast(self.scales[g * self.n + j]);
+                Decode::Pair(scale, bias)
+            }
+            Scales::Nested(nested) => {
+                let [unit, rest] = nested.get(self.scales, self.n, self.k, (g, j));
+                let zero = nested.zero();
+                Decode::Nested { unit, zero, rest }
             }
         }
-        row_codes.fill(0);
-        for plane in bits.planes() {
-            let (at, bit) = plane.place(i % BLOCK);
-            let at = i / BLOCK * x as usize + at;
-            let mask = (1u32 << plane.width) - 1;
-            for (code, word) in row_codes.iter_mut().zip(&codes[at * n..(at + 1) * n]) {
-                *code = *code << plane.width | word >> bit & mask;
+    }
+
+    fn weight(&self, by: Decode, code: u8) -> f32 {
+        match by {
+            Decode::Pair(scale, bias) => decode(self.format.bits, scale, bias, code),
+            Decode::Nested { unit, zero, rest } => unit * (f32::from(code) - zero) + rest,
+        }
+    }
+
+    /// The quantized value at row `i`, column `j`.
+    fn code(&self, i: usize, j: usize) -> u8 {
+        let bits = self.format.bits;
+        let block = i / BLOCK * bits.count() as usize;
+        let code = bits.planes().iter().fold(0, |code, plane| {
+            let (row, bit) = plane.place(i % BLOCK);
+            let part = self.codes[(block + row) * self.n + j] >> bit & ((1 << plane.width) - 1);
+            code << plane.width | part
+        });
+        let [code, ..] = code.to_le_bytes();
+        code
+    }
+
+    /// The weight at row `i`, column `j`.
+    pub fn get(&self, i: usize, j: usize) -> f32 {
+        self.weight(self.decode_of(i / self.format.group, j), self.code(i, j))
+    }
+
+    /// Dequantizes column `j` into `out`, of K elements.
+    pub fn decode_column(&self, j: usize, out: &mut [f32]) {
+        let group = self.format.group;
+        for (g, part) in out.chunks_mut(group).enumerate() {
+            let by = self.decode_of(g, j);
+            for (i, y) in part.iter_mut().enumerate() {
+                *y = self.weight(by, self.code(g * group + i, j));
             }
         }
-        for ((y, code), (s, b)) in row.iter_mut().zip(&row_codes).zip(&table) {
-            let w1 = f32::from_bits(0x4000_0000 | code << (23 - x));
-            *y = s * (w1 - b);
+    }
+
+    /// Dequantizes rows from `first` on into `out`, row-major `rows x n`.
+    pub fn decode_rows(&self, first: usize, out: &mut [f32]) {
+        let (n, bits) = (self.n, self.format.bits);
+        let mut row_codes = vec![0u32; n];
+        let mut table = Vec::with_capacity(n);
+        let mut group_now = usize::MAX;
+        for (i, row) in (first..).zip(out.chunks_exact_mut(n)) {
+            let group = i / self.format.group;
+            if group != group_now {
+                group_now = group;
+                table.clear();
+                table.extend((0..n).map(|j| self.decode_of(group, j)));
+            }
+            row_codes.fill(0);
+            for plane in bits.planes() {
+                let (at, bit) = plane.place(i % BLOCK);
+                let at = i / BLOCK * bits.count() as usize + at;
+                let mask = (1u32 << plane.width) - 1;
+                for (code, word) in row_codes.iter_mut().zip(&self.codes[at * n..(at + 1) * n]) {
+                    *code = *code << plane.width | word >> bit & mask;
+                }
+            }
+            for ((y, code), by) in row.iter_mut().zip(&row_codes).zip(&table) {
+                let [code, ..] = code.to_le_bytes();
+                *y = self.weight(*by, code);
+            }
         }
     }
 }

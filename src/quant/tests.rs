@@ -50,9 +50,9 @@ fn golden_bytes() {
     let p = packed(Bits::Four, 8, 8, 2, &|i, j| weights[i] * (j as f32 + 1.0));
     // Distance 1 is scale 8; zero is code 3, so the bias is 2 + 3/8. Codes 0..7: even weights in
     // the low half-word.
-    assert_eq!(p.scales[0], [f16::from_f32(8.0), f16::from_f32(2.375)]);
+    assert_eq!(p.pairs()[0], [f16::from_f32(8.0), f16::from_f32(2.375)]);
     assert_eq!(p.codes, [0x7531_6420, 0x7531_6420]);
-    assert_eq!(p.scales[1][0], f16::from_f32(16.0));
+    assert_eq!(p.pairs()[1][0], f16::from_f32(16.0));
     let p = packed(Bits::Eight, 8, 4, 2, &|i, _| [0.0, 255.0, 1.0, 2.0][i]);
     assert_eq!(p.codes[0], 0x02FF_0100, "weight 1 is byte 2, weight 2 byte 1");
 }
@@ -64,7 +64,7 @@ fn golden_bytes_of_formats_with_planes() {
         let levels = usize::from(bits.top()) + 1;
         let p = packed(bits, 32, 32, 2, &|i, _| (i % levels) as f32);
         assert_eq!(
-            p.scales[0],
+            p.pairs()[0],
             [f16::from_f32(1.0 / bits.step()), f16::from_f32(2.0)]
         );
         p.codes.into_iter().step_by(2).collect::<Vec<u32>>()
@@ -182,7 +182,7 @@ fn what_does_not_fit_is_refused() {
     }
     assert!(Packed::from_columns(Bits::Four, 32, 0, &[], &ByGroup::default()).is_err());
 
-    let mut p = Packed::empty(Bits::Four, 16, 40, 2).unwrap();
+    let mut p = Packed::empty(Format::new(Bits::Four, 16), 40, 2).unwrap();
     assert!(
         p.set_group(2, 1, f16::ONE, f16::ONE, &[15; 8]).is_ok(),
         "the last group is short"
@@ -400,7 +400,7 @@ proptest! {
             for size in [16, 24, 32, 256, 96] {
                 let p = packed(bits, size, 96, 4, &at);
                 let mut rows = vec![0.0; 53 * 4];
-                decode_rows(bits, size, 4, &p.codes, &p.scales, 35, 53, &mut rows);
+                p.view().decode_rows(35, &mut rows);
                 for i in 0..53 {
                     for j in 0..4 {
                         prop_assert_eq!(rows[i * 4 + j], p.get(i + 35, j));

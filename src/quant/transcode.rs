@@ -1,8 +1,9 @@
 //! Repacks weights that another format stores on uniform grids, without decoding and requantizing
 //! them.
 
-use super::format::{Bits, QuantError, affine, decode, encode};
+use super::format::{Bits, Format, QuantError, Scales, affine, decode, encode};
 use super::method::{Method, Scratch, constant};
+use super::nested::{self, Nested};
 use super::packed::{Loss, Packed};
 use crate::parallel;
 use half::f16;
@@ -37,6 +38,8 @@ impl Grid {
 pub struct GridColumn {
     /// The grid of each group along K.
     pub grids: Vec<Grid>,
+    /// The nested scales that the grids are made of, if they are.
+    pub blocks: Vec<nested::Block>,
     /// A quantized value per weight.
     pub codes: Vec<u8>,
 }
@@ -44,6 +47,7 @@ pub struct GridColumn {
 impl GridColumn {
     pub fn clear(&mut self) {
         self.grids.clear();
+        self.blocks.clear();
         self.codes.clear();
     }
 
@@ -60,9 +64,8 @@ pub type ReadColumn<'a> = Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>;
 
 /// A matrix whose columns are stored as [`GridColumn`]s.
 pub struct Grids<'a> {
-    /// Format with the same number of levels.
-    pub bits: Bits,
-    pub group: usize,
+    /// Format with the same number of levels; with nested scales, columns have them too.
+    pub format: Format,
     pub k: usize,
     pub n: usize,
     /// Reads a column: K values up to [`Bits::top`].
@@ -71,17 +74,16 @@ pub struct Grids<'a> {
 
 impl std::fmt::Debug for Grids<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            bits, group, k, n, ..
-        } = self;
-        write!(f, "{k} x {n} of {bits}, groups of {group}")
+        let Self { format, k, n, .. } = self;
+        write!(f, "{k} x {n} of {format}")
     }
 }
 
 impl Grids<'_> {
-    /// Packs the matrix and returns the error, which comes only from rounding scales and biases to
-    /// f16: it is 0 for grids that [`affine`] calls exact. Only groups whose grid f16 cannot hold
-    /// are quantized again, with the default method. No scale is negative.
+    /// Packs the matrix and returns the error. It is 0 for nested scales. Otherwise it comes only
+    /// from rounding scales and biases to f16, and is 0 for grids that [`affine`] calls exact. Only
+    /// groups whose grid f16 cannot hold are quantized again, with the default method. No scale of
+    /// a pair is negative.
     ///
     /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite,
     /// columns of the wrong length.
@@ -89,7 +91,7 @@ impl Grids<'_> {
         /// Columns that a core processes at a time.
         const PANEL: usize = 32;
         let count = self.n.div_ceil(PANEL);
-        let mut out = Packed::empty(self.bits, self.group, self.k, self.n)?;
+        let mut out = Packed::empty(self.format, self.k, self.n)?;
         let mut losses = vec![Loss::default(); count];
         let panel = |room: &mut ColumnBuffers, panel: usize| {
             let first = panel * PANEL;
@@ -117,13 +119,14 @@ impl Grids<'_> {
         width: usize,
         room: &mut ColumnBuffers,
     ) -> Result<(Packed, Loss), QuantError> {
-        let mut packed = Packed::empty(self.bits, self.group, self.k, width)?;
+        let mut packed = Packed::empty(self.format, self.k, width)?;
         let mut loss = Loss::default();
-        let groups = self.k.div_ceil(self.group);
+        let Format { bits, group, scales } = self.format;
+        let groups = self.k.div_ceil(group);
         for j in 0..width {
             room.source.clear();
             (self.column)(first + j, &mut room.source);
-            let GridColumn { grids, codes } = &mut room.source;
+            let GridColumn { grids, blocks, codes } = &mut room.source;
             if codes.len() != self.k || grids.len() != groups {
                 return Err(QuantError::Codes {
                     group: groups,
@@ -132,32 +135,72 @@ impl Grids<'_> {
                     found: format!("{} and {}", grids.len(), codes.len()),
                 });
             }
-            if let Some(code) = codes.iter().find(|c| **c > self.bits.top()) {
+            if let Some(code) = codes.iter().find(|c| **c > bits.top()) {
                 return Err(QuantError::Codes {
                     group: 0,
                     column: first + j,
-                    expected: format!("values up to {}", self.bits.top()),
+                    expected: format!("values up to {}", bits.top()),
                     found: code.to_string(),
                 });
             }
-            for (g, (codes, grid)) in codes.chunks_mut(self.group).zip(grids).enumerate() {
+            for (g, (codes, grid)) in codes.chunks_mut(group).zip(grids).enumerate() {
                 let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
                 if let Some(value) = bad {
                     return Err(QuantError::NotFinite {
-                        index: g * self.group * self.n + first + j,
+                        index: g * group * self.n + first + j,
                         value: value.to_string(),
                     });
                 }
+                if let Scales::Nested(_) = scales {
+                    codes.iter().for_each(|q| {
+                        let weight = grid.weight(*q);
+                        loss.note(weight, weight);
+                    });
+                    packed.set_codes(g, j, codes)?;
+                    continue;
+                }
                 room.weights.clear();
                 room.weights.extend(codes.iter().map(|q| grid.weight(*q)));
-                let [scale, bias] = fit(self.bits, *grid, codes, &room.weights, &mut room.scratch)?;
+                let [scale, bias] = fit(bits, *grid, codes, &room.weights, &mut room.scratch)?;
                 for (w, q) in room.weights.iter().zip(&*codes) {
-                    loss.note(*w, decode(self.bits, scale, bias, *q));
+                    loss.note(*w, decode(bits, scale, bias, *q));
                 }
                 packed.set_group(g, j, scale, bias, codes)?;
             }
+            if let Scales::Nested(nested) = scales {
+                self.set_blocks(&mut packed, nested, j, blocks)?;
+            }
         }
         Ok((packed, loss))
+    }
+
+    /// Sets the nested scales of column `j`.
+    fn set_blocks(
+        &self,
+        packed: &mut Packed,
+        nested: Nested,
+        j: usize,
+        blocks: &[nested::Block],
+    ) -> Result<(), QuantError> {
+        let bad = |expected: String, found: String| QuantError::Codes {
+            group: 0,
+            column: j,
+            expected,
+            found,
+        };
+        let count = self.k / nested::BLOCK;
+        if blocks.len() != count {
+            return Err(bad(format!("{count} blocks of scales"), blocks.len().to_string()));
+        }
+        for (b, block) in blocks.iter().enumerate() {
+            if !nested.set(&mut packed.scales, packed.n, self.k, (b, j), block) {
+                return Err(bad(
+                    format!("integers of {} bits", nested.entry),
+                    format!("{block:?}"),
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -243,8 +286,7 @@ mod tests {
         let (k, n) = (codes.len(), 2);
         let column = Box::new(column);
         Grids {
-            bits,
-            group,
+            format: Format::new(bits, group),
             k,
             n,
             column,
@@ -316,8 +358,7 @@ mod tests {
             out.codes.extend((0..k).map(|i| ((i * 5 + j * 3) % 16) as u8));
         };
         let grids = Grids {
-            bits: Bits::Four,
-            group: 32,
+            format: Format::new(Bits::Four, 32),
             k,
             n,
             column: Box::new(column),
@@ -333,7 +374,7 @@ mod tests {
             let found: Vec<f32> = (0..k).map(|i| packed.get(i, j)).collect();
             assert_eq!(found, wanted, "column {j}");
         }
-        assert!(packed.scales.iter().all(|[s, _]| s.to_f32() > 0.0));
+        assert!(packed.pairs().iter().all(|[s, _]| s.to_f32() > 0.0));
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::num;
-use transformer_lite::unstable::quant::Bits;
+use transformer_lite::unstable::quant::{Format, Scales, nested};
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 pub const BATCH: &str = "batch_size";
@@ -33,8 +33,7 @@ type Attrs<'a> = [(&'a str, Attr)];
 pub struct Packed {
     /// Names of the quantized weights and the scales.
     pub operands: [String; 2],
-    pub bits: Bits,
-    pub group: usize,
+    pub format: Format,
     /// Row `i` of the matrix belongs to input `order[i]`; `None` if the order is unchanged.
     pub order: Option<Vec<usize>>,
 }
@@ -131,10 +130,13 @@ impl<S> Builder<S> {
         let name = self.name(op, scope);
         let output = output.map_or_else(|| format!("{name}_output_0"), str::to_owned);
         let [weights, scales] = &packed.operands;
-        let attributes = [
-            ("bits", Attr::Int(packed.bits.count().into())),
-            ("group_size", Attr::Int(num::signed(packed.group))),
+        let mut attributes = vec![
+            ("bits", Attr::Int(packed.format.bits.count().into())),
+            ("group_size", Attr::Int(num::signed(packed.format.group))),
         ];
+        if let Scales::Nested(_) = packed.format.scales {
+            attributes.push(("super_block", Attr::Int(num::signed(nested::BLOCK))));
+        }
         self.add(
             OWN_DOMAIN,
             op,

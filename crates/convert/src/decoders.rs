@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, Written};
-use transformer_lite::unstable::quant::{Bits, Grid, GridColumn, Grids, group_size};
+use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn, Grids, group_size};
 use transformer_lite::unstable::tensor::DType;
 
 /// Sizes of a decoder.
@@ -254,8 +254,7 @@ impl Tensors for Random {
                     out.codes.extend(codes.map(|code| code & bits.top()));
                 };
                 Some(Grids {
-                    bits,
-                    group,
+                    format: Format::new(bits, group),
                     k,
                     n,
                     column: Box::new(column),

@@ -35,7 +35,7 @@ use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, Tens
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, write_file};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
-use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHANNEL};
+use transformer_lite::unstable::quant::{Bits, Format, GROUP_STEP, Loss, Method, PER_CHANNEL};
 
 pub use dequantize::{Dequantized, dequantize_into};
 pub use grid::grid_group;
@@ -142,7 +142,7 @@ impl Quantized {
     pub fn new(
         name: &str,
         shape: &[usize],
-        (bits, group): (Bits, usize),
+        format: Format,
         loss: &Loss,
         bytes_before: u64,
         bytes_after: u64,
@@ -150,8 +150,8 @@ impl Quantized {
         Self {
             name: name.to_owned(),
             shape: shape.to_vec(),
-            bits,
-            group,
+            bits: format.bits,
+            group: format.group,
             max_error: loss.max,
             relative_error: loss.relative_rms(),
             mae: loss.mean_absolute(),

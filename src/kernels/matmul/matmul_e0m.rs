@@ -13,6 +13,14 @@ pub const GROUP: &str = "GROUP";
 pub const PER4: &str = "PER4";
 /// Such groups that share a scale.
 pub const SPAN: &str = "SPAN";
+/// Scales are nested (`src/quant/nested.rs`), with this many groups per block.
+pub const NESTED: &str = "NESTED";
+/// Bits of the integers of a group of nested scales.
+pub const ENTRY: &str = "ENTRY";
+/// Their integers have 6 bits.
+pub const SIX: &str = "SIX";
+/// Their groups have minima.
+pub const MINIMA: &str = "MINIMA";
 /// Results are those of several weights.
 pub const PARTS: &str = "PARTS";
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::quant::{ByGroup, Packed};
+use crate::quant::{ByGroup, Format, Packed};
 
 /// Numbers from -1 to 1.
 fn random(count: usize, seed: u32) -> Vec<f32> {
@@ -174,7 +174,7 @@ fn columns_do_not_depend_on_their_neighbours() {
     let mut scratch = Scratch::default();
     gptq.column(Bits::Four, 32, &weights[..k], &mut scratch, &mut one)
         .unwrap();
-    let mut alone = Packed::empty(Bits::Four, 32, k, 2).unwrap();
+    let mut alone = Packed::empty(Format::new(Bits::Four, 32), k, 2).unwrap();
     alone.set_column(0, &one).unwrap();
     assert_eq!(column(&all, 0), column(&alone, 0));
 }

@@ -8,10 +8,10 @@ use transformer_lite::unstable::quant::{Bits, ByGroup, Format, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
 fn weight(b: &mut Build, product: &QuantizedMatMul, n: usize) -> [ValueId; 2] {
-    let Format { bits, group } = product.format;
+    let Format { bits, group, .. } = product.format;
     let at = |i: usize, j: usize| ((i * 7 + j * 3 + n) % 17) as f32 / 8.0 - 1.0;
     let packed = Packed::quantize(bits, group, 64, n, &ByGroup::from(Method::Mse), &at).unwrap();
-    let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
+    let scales: Vec<half::f16> = packed.pairs().iter().flatten().copied().collect();
     let codes = HostTensor::from_u32(&[bits.rows(64), n], &packed.codes).unwrap();
     let scales = HostTensor::from_f16(&[64 / group, n, 2], &scales).unwrap();
     let mut edit = Edit::new(&mut b.0);

@@ -21,7 +21,7 @@ fn products(columns: &[usize]) -> Arc<Graph> {
             &at,
         )
         .unwrap();
-        let scales: Vec<half::f16> = packed.scales.iter().flatten().copied().collect();
+        let scales: Vec<half::f16> = packed.pairs().iter().flatten().copied().collect();
         let mut edit = Edit::new(&mut b.graph);
         for (name, t) in [
             ("codes", HostTensor::from_u32(&[8, *n], &packed.codes).unwrap()),

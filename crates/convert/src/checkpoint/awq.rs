@@ -8,7 +8,7 @@
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::quant::{Bits, Grid, GridColumn, Grids};
+use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn, Grids};
 
 /// AWQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +49,7 @@ impl Awq {
         let grids = || {
             let steps = steps.clone();
             Grids {
-                bits: Bits::Four,
-                group: packed_group,
+                format: Format::new(Bits::Four, packed_group),
                 k,
                 n,
                 column: Box::new(move |j, out: &mut GridColumn| {

@@ -10,7 +10,7 @@
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::quant::{Bits, Grid, GridColumn, Grids, by_group};
+use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn, Grids, by_group};
 
 /// GPTQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +98,7 @@ impl Gptq {
                 }
             };
             Grids {
-                bits,
-                group: packed_group,
+                format: Format::new(bits, packed_group),
                 k,
                 n,
                 column: Box::new(move |j, out: &mut GridColumn| {

@@ -160,7 +160,7 @@ impl Builder<Checkpoint<'_>> {
         let grids = stored.grids.take();
         let reason = match &grids {
             None => format!("it is stored as {}", stored.kind),
-            Some(g) => match PackedMatrix::check(g.bits, g.group, g.k, g.n) {
+            Some(g) => match PackedMatrix::check(g.format, g.k, g.n) {
                 Err(e @ QuantError::Size { .. }) => e.to_string(),
                 // Packing reports other errors.
                 _ => return grids,
@@ -188,18 +188,17 @@ impl Builder<Checkpoint<'_>> {
         }
         let out = Packed {
             operands: [format!("{name}.codes"), format!("{name}.scales")],
-            bits: grids.bits,
-            group: grids.group,
+            format: grids.format,
             order: stored.order.clone(),
         };
-        let codes_shape = [grids.bits.rows(grids.k), grids.n];
-        let scales_shape = [grids.k.div_ceil(grids.group), grids.n, 2];
+        let codes_shape = [grids.format.bits.rows(grids.k), grids.n];
+        let (scales_type, scales_shape) = grids.format.scale_tensor(grids.k, grids.n);
         if !self.source.written {
             let [codes, scales] = &out.operands;
             self.out
                 .add_initializer_external(codes, DType::U32, &codes_shape, |_| Ok(()))?;
             self.out
-                .add_initializer_external(scales, DType::F16, &scales_shape, |_| Ok(()))?;
+                .add_initializer_external(scales, scales_type, &scales_shape, |_| Ok(()))?;
             return Ok(out);
         }
         let packed = grids
@@ -213,11 +212,11 @@ impl Builder<Checkpoint<'_>> {
         self.out
             .add_matrix(&out.operands[0], DType::U32, &codes_shape, codes)?;
         self.out
-            .add_matrix(&out.operands[1], DType::F16, &scales_shape, scales)?;
+            .add_matrix(&out.operands[1], scales_type, &scales_shape, scales)?;
         (self.source.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
-        let (format, after) = ((packed.bits, packed.group), (codes.len() + scales.len()) as u64);
+        let after = (codes.len() + scales.len()) as u64;
         let shape = [packed.n, packed.k];
-        let row = Quantized::new(name, &shape, format, &loss, stored.bytes, after);
+        let row = Quantized::new(name, &shape, packed.format, &loss, stored.bytes, after);
         self.source.kept.weights.push(row);
         Ok(out)
     }

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 use std::fmt;
-use transformer_lite::unstable::quant::{Bits, Grid, GridColumn};
+use transformer_lite::unstable::quant::nested::{BLOCK as QK_K, Block, MOST_GROUPS};
+use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn};
 
 /// Code of a GGML tensor type, which may be unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,8 +43,6 @@ pub const SUPPORTED: [GgmlType; 13] = [
     GgmlType::Q6_K,
 ];
 
-/// Elements of a k-quant block.
-const QK_K: usize = 256;
 /// Elements of a block of the older formats.
 const QK: usize = 32;
 
@@ -111,6 +110,32 @@ fn half(low: u8, high: u8) -> f64 {
     f16::from_le_bytes([low, high]).to_f64()
 }
 
+/// Appends the scales of a k-quant block with these halves: an integer scale and an integer minimum
+/// for each of `groups` groups, in which `zero` is the value of a weight 0.
+fn nested(
+    halves: [[u8; 2]; 2],
+    groups: usize,
+    zero: f64,
+    integers: impl Fn(usize) -> (i8, u8),
+    out: &mut GridColumn,
+) {
+    let mut block = Block {
+        halves: halves.map(f16::from_le_bytes),
+        ..Block::default()
+    };
+    let [d, dmin] = block.halves.map(f16::to_f64);
+    for ((g, scale), minimum) in (0..groups.min(MOST_GROUPS))
+        .zip(&mut block.scales)
+        .zip(&mut block.minima)
+    {
+        (*scale, *minimum) = integers(g);
+        let scale = d * f64::from(*scale);
+        let offset = -scale * zero - dmin * f64::from(*minimum);
+        out.grids.push(Grid { scale, offset });
+    }
+    out.blocks.push(block);
+}
+
 /// The 32 codes of packed nibbles of an older block: the low ones are the first half.
 fn nibbles(packed: &[u8], high: u32, out: &mut GridColumn) {
     let fifth = |j: usize| if high >> j & 1 == 1 { 16 } else { 0 };
@@ -156,23 +181,21 @@ fn two_bits(plane: &[u8], i: usize) -> u8 {
 
 fn q2_k(b: &[u8; 84], out: &mut GridColumn) {
     let (scales, codes) = (&b[..16], &b[16..80]);
-    let (d, dmin) = (half(b[80], b[81]), half(b[82], b[83]));
-    out.grids.extend(scales.iter().map(|s| Grid {
-        scale: d * f64::from(s & 15),
-        offset: -dmin * f64::from(s >> 4),
-    }));
+    let halves = [[b[80], b[81]], [b[82], b[83]]];
+    let integers = |g: usize| ((scales[g] & 15).cast_signed(), scales[g] >> 4);
+    nested(halves, 16, 0.0, integers, out);
     out.codes.extend((0..QK_K).map(|i| two_bits(codes, i)));
 }
 
 fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
     let (high, low, scales) = (&b[..32], &b[32..96], &b[96..108]);
-    let d = half(b[108], b[109]);
-    out.grids.extend((0..16).map(|j| {
+    let integers = |j: usize| {
         // Six bits: nibbles of eight bytes, the low ones first, and pairs of bits of four more.
         let bottom = scales[j % 8] >> (4 * (j / 8)) & 15;
         let top = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
-        Grid::around(d * (f64::from(bottom | top << 4) - 32.0), 4.0)
-    }));
+        ((bottom | top << 4).cast_signed() - 32, 0)
+    };
+    nested([[b[108], b[109]], [0; 2]], 16, 4.0, integers, out);
     out.codes.extend((0..QK_K).map(|i| {
         let top = high[i % 32] >> (i / 32) & 1;
         two_bits(low, i) | top << 2
@@ -181,23 +204,21 @@ fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
 
 /// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in
 /// twelve bytes.
-fn scale_min(j: usize, q: &[u8]) -> (f64, f64) {
+fn scale_min(j: usize, q: &[u8]) -> (i8, u8) {
     let (scale, min) = if j < 4 {
         (q[j] & 63, q[j + 4] & 63)
     } else {
         (q[j + 4] & 15 | q[j - 4] >> 6 << 4, q[j + 4] >> 4 | q[j] >> 6 << 4)
     };
-    (f64::from(scale), f64::from(min))
+    (scale.cast_signed(), min)
 }
 
 /// The grids of a `Q4_K` or `Q5_K` block and the 4 low bits of its codes; `high(part, l)` is the
 /// fifth bit, worth 16.
 fn k4(head: &[u8], low: &[u8], out: &mut GridColumn, high: impl Fn(usize, usize) -> u8) {
-    let (d, dmin) = (half(head[0], head[1]), half(head[2], head[3]));
+    let halves = [[head[0], head[1]], [head[2], head[3]]];
+    nested(halves, QK_K / QK, 0.0, |g| scale_min(g, &head[4..16]), out);
     for part in 0..QK_K / QK {
-        let (scale, min) = scale_min(part, &head[4..16]);
-        let (scale, offset) = (d * scale, -dmin * min);
-        out.grids.push(Grid { scale, offset });
         let packed = low[part / 2 * QK..].iter().take(QK).enumerate();
         out.codes
             .extend(packed.map(|(l, q)| q >> (4 * (part % 2)) & 15 | high(part, l)));
@@ -215,9 +236,8 @@ fn q5_k(b: &[u8; 176], out: &mut GridColumn) {
 
 fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
     let (low, high, scales) = (&b[..128], &b[128..192], &b[192..208]);
-    let d = half(b[208], b[209]);
-    let scale = |s: &u8| Grid::around(d * f64::from(s.cast_signed()), 32.0);
-    out.grids.extend(scales.iter().map(scale));
+    let integers = |g: usize| (scales[g].cast_signed(), 0);
+    nested([[b[208], b[209]], [0; 2]], 16, 32.0, integers, out);
     out.codes.extend((0..QK_K).map(|i| {
         let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
         let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
@@ -226,16 +246,18 @@ fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
 }
 
 impl GgmlType {
-    /// Our format with as many levels as the type's blocks have, and the weights of a group; none
-    /// for floats and types that are not [`SUPPORTED`].
-    pub fn grid_format(self) -> Option<(Bits, usize)> {
+    /// Our format with as many levels as the type's blocks have; none for floats and types that are
+    /// not [`SUPPORTED`].
+    pub fn grid_format(self) -> Option<Format> {
         match self {
-            Self::Q2_K => Some((Bits::Two, QK_K / 16)),
-            Self::Q3_K => Some((Bits::Three, QK_K / 16)),
-            Self::Q4_0 | Self::Q4_1 | Self::Q4_K => Some((Bits::Four, QK)),
-            Self::Q5_0 | Self::Q5_1 | Self::Q5_K => Some((Bits::Five, QK)),
-            Self::Q6_K => Some((Bits::Six, QK_K / 16)),
-            Self::Q8_0 => Some((Bits::Eight, QK)),
+            Self::Q2_K => Format::nested(Bits::Two),
+            Self::Q3_K => Format::nested(Bits::Three),
+            Self::Q4_K => Format::nested(Bits::Four),
+            Self::Q5_K => Format::nested(Bits::Five),
+            Self::Q6_K => Format::nested(Bits::Six),
+            Self::Q4_0 | Self::Q4_1 => Some(Format::new(Bits::Four, QK)),
+            Self::Q5_0 | Self::Q5_1 => Some(Format::new(Bits::Five, QK)),
+            Self::Q8_0 => Some(Format::new(Bits::Eight, QK)),
             _ => None,
         }
     }
@@ -283,10 +305,10 @@ pub fn dequantize(ggml_type: GgmlType, data: &[u8], out: &mut [f32]) -> bool {
         GgmlType::F16 => blocks(data, |b| put(f16::from_le_bytes(*b).to_f32())),
         GgmlType::BF16 => blocks(data, |b| put(bf16::from_le_bytes(*b).to_f32())),
         _ => {
-            let (Some((_, group)), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block())
-            else {
+            let (Some(format), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block()) else {
                 return false;
             };
+            let group = format.group;
             let mut column = GridColumn::default();
             for (block, values) in data.chunks_exact(bytes).zip(out.chunks_exact_mut(elements)) {
                 column.clear();

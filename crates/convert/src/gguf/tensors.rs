@@ -101,12 +101,11 @@ impl Tensors for GgufTensors<'_> {
         let data = self.gguf.data(info)?;
         let kind = info.ggml_type;
         let grids = match (kind.grid_format(), shape) {
-            (Some((bits, group)), &[n, k]) => {
+            (Some(format), &[n, k]) => {
                 let order = self.order(name);
                 let row_bytes = data.len() / n;
                 Some(Grids {
-                    bits,
-                    group,
+                    format,
                     k,
                     n,
                     column: Box::new(move |j, out| {

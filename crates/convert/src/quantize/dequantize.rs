@@ -15,7 +15,7 @@ use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 use transformer_lite::unstable::graph::onnx::{import, type_code};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
-use transformer_lite::unstable::quant::{Bits, code_at, decode, decode_rows};
+use transformer_lite::unstable::quant::{Bits, Format, PackedView, scale_words};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Number of weights decoded at a time.
@@ -105,8 +105,7 @@ struct Matrix {
     /// Indices among the initializers.
     codes: usize,
     scales: usize,
-    bits: Bits,
-    group: usize,
+    format: Format,
     /// It is stored as the table of an embedding, which is its transpose.
     table: bool,
     /// Name of the float matrix.
@@ -153,6 +152,12 @@ impl Matrices {
             let (Some(bits), Some(group)) = (bits, group) else {
                 return Err(bad("missing or invalid attributes `bits` and `group_size`"));
             };
+            // Import has checked that the group is that of the format.
+            let format = match int("super_block") {
+                None => Some(Format::new(bits, group)),
+                Some(_) => Format::nested(bits),
+            };
+            let format = format.ok_or_else(|| bad("invalid attribute `super_block`"))?;
             let known = out
                 .all
                 .iter()
@@ -164,8 +169,7 @@ impl Matrices {
                 out.all.push(Matrix {
                     codes,
                     scales,
-                    bits,
-                    group,
+                    format,
                     table: false,
                     name,
                 });
@@ -292,7 +296,7 @@ impl Matrix {
     ) -> Result<()> {
         let bad = |what: String| source.bad(format!("weight \"{}\": {what}", self.name));
         // Import has checked that the shapes match.
-        let bits = self.bits;
+        let bits = self.format.bits;
         let &[rows, n] = codes.shape() else {
             return Err(bad(format!(
                 "quantized values of unsupported shape {:?}",
@@ -303,9 +307,14 @@ impl Matrix {
             .weights(rows)
             .ok_or_else(|| bad(format!("{rows} rows of {bits} values are not supported")))?;
         let words = codes.u32s().map_err(|e| bad(e.to_string()))?;
-        let halves = scales.f16s().map_err(|e| bad(e.to_string()))?;
-        let mut pairs: Vec<[f16; 2]> = room(halves.len() / 2, &self.name)?;
-        pairs.extend_from_slice(halves.as_chunks().0);
+        let scales = scale_words(scales).map_err(|e| bad(e.to_string()))?;
+        let matrix = PackedView {
+            format: self.format,
+            k,
+            n,
+            codes: &words,
+            scales: &scales,
+        };
         let narrow = |band: &[f32]| -> Result<Vec<f16>> {
             let out: Vec<f16> = band.iter().map(|v| f16::from_f32(*v)).collect();
             match out.iter().position(|h| !h.is_finite()) {
@@ -322,13 +331,10 @@ impl Matrix {
                 band.resize(count * shape[1], 0.0);
                 if self.table {
                     for (j, row) in (first..).zip(band.chunks_exact_mut(k)) {
-                        for (i, v) in row.iter_mut().enumerate() {
-                            let [scale, bias] = pairs[i / self.group * n + j];
-                            *v = decode(bits, scale, bias, code_at(bits, n, &words, i, j));
-                        }
+                        matrix.decode_column(j, row);
                     }
                 } else {
-                    decode_rows(bits, self.group, n, &words, &pairs, first, count, &mut band);
+                    matrix.decode_rows(first, &mut band);
                 }
                 out.write(bytemuck::cast_slice(&narrow(&band)?))?;
             }

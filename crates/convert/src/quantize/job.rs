@@ -8,13 +8,12 @@ use super::transcode::Kept;
 use super::weight::{Elements, Scaling, Weight, sample};
 use super::{Methods, Options, Progress, Quantized, mixed};
 use crate::memory;
-use half::f16;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 use transformer_lite::unstable::parallel;
 use transformer_lite::unstable::quant::{
-    ByGroup, ColumnMethod, Integers, Loss, Method, Packed, int4_error, place,
+    ByGroup, ColumnMethod, Format, Integers, Loss, Method, Packed, int4_error, place,
 };
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
@@ -176,7 +175,14 @@ impl<'a> Job<'a> {
         self.quantized.push(Quantized {
             mae_int4: Some(mae_int4),
             compared,
-            ..Quantized::new(name, tensor.shape(), (w.bits, w.group), &loss, before, after)
+            ..Quantized::new(
+                name,
+                tensor.shape(),
+                Format::new(w.bits, w.group),
+                &loss,
+                before,
+                after,
+            )
         });
         self.loss.add(&loss);
         Ok(())
@@ -222,7 +228,7 @@ impl<'a> Job<'a> {
         w: &Weight,
         key: String,
     ) -> Result<QuantizedWeight> {
-        let (mut codes, mut scales): (Vec<u32>, Vec<[f16; 2]>) = (
+        let (mut codes, mut scales): (Vec<u32>, Vec<u32>) = (
             memory::zeros(w.bits.rows(w.k) * w.n, name)?,
             memory::zeros(w.k.div_ceil(w.group) * w.n, name)?,
         );

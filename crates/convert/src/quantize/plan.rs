@@ -10,7 +10,7 @@ use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::num::signed;
-use transformer_lite::unstable::quant::{Bits, Packed, group_size};
+use transformer_lite::unstable::quant::{Bits, Format, Packed, group_size};
 
 /// The changes of a graph.
 pub struct Plan {
@@ -81,7 +81,7 @@ pub fn plan(graph: &GraphProto, weights: &mut Weights, options: &Options) -> Res
                 None => options.bits,
             };
             let group = group_size(options.group_size, k);
-            Packed::check(bits, group, k, n).map_err(|e| e.to_string())?;
+            Packed::check(Format::new(bits, group), k, n).map_err(|e| e.to_string())?;
             let mut fresh = |suffix: &str| {
                 let mut name = format!("{}.{suffix}", t.name);
                 while !names.insert(name.clone()) {

@@ -280,7 +280,7 @@ fn packed_columns_are_those_of_the_reference() {
         assert_eq!(codes, bytemuck::cast_slice::<u32, u8>(&p.codes), "{name}");
         let (shape, scales) = model.matrix(&format!("{name}.scales"));
         assert_eq!(shape, [k.div_ceil(16), n, 2]);
-        assert_eq!(scales, bytemuck::cast_slice::<[f16; 2], u8>(&p.scales), "{name}");
+        assert_eq!(scales, bytemuck::cast_slice::<u32, u8>(&p.scales), "{name}");
     };
     check("embed", Bits::Eight, &noise(&[VOCAB, HIDDEN], 1), true);
     check("up", Bits::Four, &noise(&[HIDDEN, INNER], 2), false);

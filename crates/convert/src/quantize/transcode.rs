@@ -4,7 +4,6 @@
 use super::nodes::{Change, Facts, attribute, int, standard};
 use super::source::Source;
 use super::{Left, Quantized};
-use half::f16;
 use std::collections::{HashMap, HashSet};
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx;
@@ -14,7 +13,7 @@ use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
 use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::quant::{
-    Bits, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError,
+    Bits, Format, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError,
 };
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -217,7 +216,7 @@ fn nbits(
 }
 
 fn fits(bits: Bits, k: usize, n: usize, group: usize) -> std::result::Result<(), String> {
-    Packed::check(bits, group, k, n).map_err(|e| e.to_string())
+    Packed::check(Format::new(bits, group), k, n).map_err(|e| e.to_string())
 }
 
 /// Bits of quantized values of this type.
@@ -368,8 +367,7 @@ impl Dequantize {
                 .extend((0..k).map(|i| (bytes[place(i, j, k)] ^ flip) & self.bits.top()));
         };
         let grids = Grids {
-            bits: self.bits,
-            group: self.group,
+            format: Format::new(self.bits, self.group),
             k,
             n,
             column: Box::new(column),
@@ -422,19 +420,19 @@ impl Kept {
     /// The tensors to write: name, type, shape, bytes.
     pub fn tensors(&self, t: &Transcoded) -> Vec<(String, DType, Vec<usize>, Vec<u8>)> {
         let p = &t.packed;
-        let scales: &[f16] = bytemuck::cast_slice(&p.scales);
+        let (scales_type, scales_shape) = p.format.scale_tensor(p.k, p.n);
         let mut out = vec![
             (
                 self.codes.clone(),
                 DType::U32,
-                vec![p.bits.rows(p.k), p.n],
+                vec![p.format.bits.rows(p.k), p.n],
                 bytemuck::cast_slice(&p.codes).to_vec(),
             ),
             (
                 self.scales.clone(),
-                DType::F16,
-                vec![p.k.div_ceil(p.group), p.n, 2],
-                bytemuck::cast_slice(scales).to_vec(),
+                scales_type,
+                scales_shape,
+                bytemuck::cast_slice(&p.scales).to_vec(),
             ),
         ];
         if let Some(order) = &t.order {
@@ -446,8 +444,14 @@ impl Kept {
 
     /// The entry of the summary.
     pub fn summary(&self, name: &str, t: &Transcoded, bytes_after: u64) -> Quantized {
-        let format = (t.packed.bits, t.packed.group);
-        Quantized::new(name, &self.shape, format, &t.loss, t.bytes_before, bytes_after)
+        Quantized::new(
+            name,
+            &self.shape,
+            t.packed.format,
+            &t.loss,
+            t.bytes_before,
+            bytes_after,
+        )
     }
 
     /// True for an initializer that is no longer needed.

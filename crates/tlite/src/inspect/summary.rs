@@ -385,7 +385,7 @@ fn packed<'a>(
         return Some((1, (op.bits.count(), Some(op.block), count)));
     }
     let product = node.op.downcast::<QuantizedMatMul>().map(|op| op.format);
-    let Format { bits, group } = product.or(node.op.downcast::<QuantizedGather>().map(|op| op.format))?;
+    let Format { bits, group, .. } = product.or(node.op.downcast::<QuantizedGather>().map(|op| op.format))?;
     let codes = constant(node.inputs.get(1).copied().flatten()?)?;
     let &[rows, n] = codes.shape() else { return None };
     let count = (bits.weights(rows)? as u64).saturating_mul(n as u64);

@@ -1,6 +1,7 @@
 //! Matmuls with quantized weights of any format of [`crate::quant`] (own domain, `MatMulE0M` in
 //! files). Operands: `x [.., K]`, then quantized weights and scales of each weight in the layout of
-//! that module. Attributes in files, where there is one weight: `bits`, `group_size`.
+//! that module. Attributes in files, where there is one weight: `bits`, `group_size`, and, if
+//! scales are nested, `super_block`, which is 256.
 //!
 //! Passes give a node up to three weights, such as those of query, key and value, with a result for
 //! each, or two weights and an elementwise function of both products, such as SwiGLU. If a kernel
@@ -50,14 +51,15 @@ use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::rms_norm::RmsNorm;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::kernels::matmul_e0m::{BITS, GROUP, MATRIX, MatrixArgs, PAIRS, PER4, SPAN, VECTOR, VectorArgs};
+use crate::kernels::matmul_e0m::{
+    BITS, ENTRY, GROUP, MATRIX, MINIMA, MatrixArgs, NESTED, PAIRS, PER4, SIX, SPAN, VECTOR, VectorArgs,
+};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::num;
-use crate::quant::{Bits, Format, GROUP_STEP, decode_rows};
+use crate::quant::{Bits, Format, GROUP_STEP, PackedView, Scales, nested, scale_words};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor, PANEL};
-use half::f16;
 use std::fmt;
 
 /// What rows of `x` are quantized to before they are multiplied.
@@ -119,7 +121,21 @@ pub(crate) fn import_format(a: &dyn Attributes) -> OpResult<Format> {
                 group,
             )
         })?;
-    Ok(Format { bits, group })
+    let Some(block) = a.int("super_block")? else {
+        return Ok(Format::new(bits, group));
+    };
+    let whole = block == num::signed(nested::BLOCK);
+    let format = Format::nested(bits).filter(|f| whole && f.group == group);
+    format.ok_or_else(|| {
+        OpError::expected(
+            "attribute `super_block`",
+            format!(
+                "{}, and the group size of a K-quant of as many bits",
+                nested::BLOCK
+            ),
+            format!("{block}, with {bits} in groups of {group}"),
+        )
+    })
 }
 
 /// K and N of packed operands; an error if these do not match.
@@ -133,10 +149,13 @@ pub(crate) fn packed_size(format: Format, codes: &Fact, scales: &Fact) -> OpResu
         ));
     };
     let mismatch = || {
-        let what = "quantized weights (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])";
+        let what = match format.scales {
+            Scales::Pairs => "quantized weights (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])",
+            Scales::Nested(_) => "quantized weights (u32[K * bits / 32, N]) and nested scales (u32[rows, N])",
+        };
         OpError::mismatch(what, codes, scales)
     };
-    let (&[rows, n], &[groups, n2, 2]) = (c.as_slice(), s.as_slice()) else {
+    let &[rows, n] = c.as_slice() else {
         return Err(mismatch());
     };
     let k = format
@@ -144,17 +163,12 @@ pub(crate) fn packed_size(format: Format, codes: &Fact, scales: &Fact) -> OpResu
         .weights(rows)
         .filter(|k| *k > 0)
         .ok_or_else(mismatch)?;
-    let fits = n == n2 && groups == k.div_ceil(format.group) && n.is_multiple_of(2) && n > 0;
-    if fits && codes.dtype == DType::U32 && scales.dtype == DType::F16 {
+    let fits = k.is_multiple_of(format.k_step()) && n.is_multiple_of(2) && n > 0;
+    if fits && codes.dtype == DType::U32 && (scales.dtype, s) == format.scale_tensor(k, n) {
         Ok((k, n))
     } else {
         Err(mismatch())
     }
-}
-
-/// The scales as pairs of scale and bias.
-pub(crate) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
-    Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
 }
 
 /// Default k-block, in weights; a kernel may ask for less.
@@ -166,7 +180,7 @@ pub const ACTIVATIONS: usize = 128;
 /// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
 /// `most` weights, so a larger group consists of several.
 pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> Call<A> {
-    let Format { bits, group } = format;
+    let Format { bits, group, scales } = format;
     let k_block = k_block(group, most);
     let mut call = call
         .define(BITS, i64::from(bits.count()))
@@ -181,7 +195,14 @@ pub(crate) fn format_defines<A>(call: Call<A>, format: Format, most: usize) -> C
     if k_block < group {
         call = call.define(SPAN, num::signed(group / k_block));
     }
-    call
+    match scales {
+        Scales::Pairs => call,
+        Scales::Nested(nested) => call
+            .define(NESTED, num::signed(nested.groups()))
+            .define(ENTRY, i64::from(nested.entry))
+            .define_if(SIX, nested.is_six())
+            .define_if(MINIMA, nested.minima),
+    }
 }
 
 /// The largest k-block that divides a group, is a multiple of the kernels' step, and has at most
@@ -202,7 +223,7 @@ const PAD: usize = 16;
 /// A range of columns of a packed matrix on the device.
 pub(crate) struct ColumnRange {
     pub codes: Operand,
-    /// Pairs of scale and bias, one word each.
+    /// Words: pairs of scale and bias, or nested scales.
     pub scales: Operand,
     pub first: usize,
     pub count: usize,
@@ -215,13 +236,13 @@ pub(crate) struct ColumnRange {
 pub(crate) fn packed_parts(
     cx: &mut LowerCx<'_>,
     codes: &[usize],
-    bits: Bits,
+    format: Format,
     k: usize,
     n: usize,
 ) -> OpResult<Vec<ColumnRange>> {
     let mut parts = Vec::new();
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
-    for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
+    for (first, count) in cx.split(n, (format.bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
         // Neighbouring lanes of a GPU read neighbouring columns of whole rows.
         let panel = if cx.device().reads_panels() { PANEL } else { stride };
@@ -383,7 +404,14 @@ impl QuantizedMatMul {
         if self.activations == ActivationType::Int8 {
             data = int8::rounded(&data, k, self.scaled_block()).into();
         }
-        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
+        let (codes, scales) = (codes.u32s()?, scale_words(scales)?);
+        let matrix = PackedView {
+            format: self.format,
+            k,
+            n,
+            codes: &codes,
+            scales: &scales,
+        };
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
         // Unpacks a band of rows at a time instead of the whole weight.
@@ -395,16 +423,7 @@ impl QuantizedMatMul {
         );
         for first in (0..k).step_by(band) {
             let count = band.min(k - first);
-            decode_rows(
-                self.format.bits,
-                self.format.group,
-                n,
-                &words,
-                &pairs,
-                first,
-                count,
-                &mut unpacked[..count * n],
-            );
+            matrix.decode_rows(first, &mut unpacked[..count * n]);
             for (to, from) in part.chunks_exact_mut(count).zip(data.chunks_exact(k)) {
                 to.copy_from_slice(&from[first..first + count]);
             }
@@ -435,9 +454,10 @@ impl QuantizedMatMul {
     }
 
     /// True if the half-precision kernel for many rows is used. With more registers, the
-    /// single-precision kernel needs fewer instructions.
+    /// single-precision kernel needs fewer instructions. The kernel makes the weights of a group at
+    /// most 1 / 8 by their bias, which nested scales do not have.
     fn matrix_pairs(&self, device: &DeviceProfile, types: [DType; 2]) -> bool {
-        device.supports(&PAIRS) && self.in_pairs(types)
+        device.supports(&PAIRS) && self.in_pairs(types) && self.format.scales == Scales::Pairs
     }
 }
 

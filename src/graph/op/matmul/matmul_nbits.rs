@@ -254,7 +254,8 @@ impl Weight<'_> {
     /// not support it.
     pub fn grids(&self) -> OpResult<(Grids<'_>, Option<Vec<usize>>)> {
         let l = self.layout;
-        Packed::check(l.bits, l.block, l.k, l.n).map_err(|e| OpError::Unsupported(e.to_string()))?;
+        Packed::check(Format::new(l.bits, l.block), l.k, l.n)
+            .map_err(|e| OpError::Unsupported(e.to_string()))?;
         let order = match &self.groups {
             Some(groups) => l.order_of(groups)?,
             None => None,
@@ -268,8 +269,7 @@ impl Weight<'_> {
             }
         };
         let grids = Grids {
-            bits: l.bits,
-            group: l.block,
+            format: Format::new(l.bits, l.block),
             k: l.k,
             n: l.n,
             column: Box::new(column),
@@ -295,7 +295,7 @@ impl MatMulNBits {
             .any(|t| t.is_absent())
         {
             // The size of a model can be computed without its weights, assuming they are typical.
-            let fits = Packed::check(self.bits, self.block, self.k, self.n).is_ok();
+            let fits = Packed::check(Format::new(self.bits, self.block), self.k, self.n).is_ok();
             let absent =
                 |dtype, shape: &[usize]| HostTensor::absent(dtype, shape, "quantized weights of MatMulNBits");
             return Ok(match fits && g_idx.is_none() {

@@ -6,14 +6,14 @@
 use crate::graph::bounds::{Bounds, BoundsCx};
 use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::matmul_e0m::{
-    K_BLOCK, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
+    K_BLOCK, format_defines, import_format, packed_case, packed_parts, packed_size,
 };
 use crate::graph::op::sizes::Sizes;
 use crate::graph::op::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, indices, operand, own};
 use crate::kernels::gather_e0m::{Args, KERNEL};
 use crate::lower::{Call, LowerCx};
 use crate::num;
-use crate::quant::{Bits, Format, code_at, decode};
+use crate::quant::{Bits, Format, PackedView, scale_words};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -39,8 +39,14 @@ impl Op for QuantizedGather {
         let (index, codes, scales) = (operand(inputs, 0)?, operand(inputs, 1)?, operand(inputs, 2)?);
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.format, &facts[0], &facts[1])?;
-        let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
-        let Format { bits, group } = self.format;
+        let (codes, scales) = (codes.u32s()?, scale_words(scales)?);
+        let matrix = PackedView {
+            format: self.format,
+            k,
+            n,
+            codes: &codes,
+            scales: &scales,
+        };
         let mut y = Vec::new();
         for i in index.to_i64()? {
             let signed = num::signed(n);
@@ -48,10 +54,9 @@ impl Op for QuantizedGather {
                 .ok()
                 .filter(|j| *j < n)
                 .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", n - 1), i))?;
-            y.extend((0..k).map(|t| {
-                let [s, b] = pairs[t / group * n + j];
-                decode(bits, s, b, code_at(bits, n, &words, t, j))
-            }));
+            let row = y.len();
+            y.resize(row + k, 0.0);
+            matrix.decode_column(j, &mut y[row..]);
         }
         let mut shape = index.shape().to_vec();
         shape.push(k);
@@ -63,7 +68,7 @@ impl Op for QuantizedGather {
         let count = cx.out_fact(0)?.shape.count()?;
         let index = indices::checked(cx, 0, &[Dim::from_usize(n)])?;
         // Split like the matmul, so that a tied head shares the parts.
-        for part in packed_parts(cx, &[1], self.format.bits, k, n)? {
+        for part in packed_parts(cx, &[1], self.format, k, n)? {
             let call = format_defines(Call::new(&KERNEL, 64), self.format, K_BLOCK);
             let call = call.grid(count.ceil_div(2 * 64)?, 1, 1);
             let args = Args {
@@ -116,8 +121,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let case = |bits, group, k, n: usize, rows| {
-        let format = Format::new(bits, group);
+    let case = |format, k, n: usize, rows| {
         let (codes, scales) = packed_case(format, k, n)?;
         let top = i64::try_from(n).ok()?;
         Some(Case::new(
@@ -129,7 +133,7 @@ fn cases() -> Vec<Case> {
             ],
         ))
     };
-    [
+    let pairs = [
         (Bits::Eight, 64, 576, 130, 5),
         (Bits::Four, 32, 64, 50, 1),
         (Bits::Four, 128, 136, 10, 3),
@@ -138,7 +142,8 @@ fn cases() -> Vec<Case> {
         (Bits::Five, 32, 96, 50, 3),
         (Bits::Six, 288, 288, 66, 5),
     ]
-    .into_iter()
-    .filter_map(|(b, g, k, n, r)| case(b, g, k, n, r))
-    .collect()
+    .map(|(bits, group, k, n, rows)| case(Format::new(bits, group), k, n, rows));
+    let nested = Bits::ALL.into_iter().filter_map(Format::nested);
+    let nested = nested.map(|format| case(format, 768, 34, 3));
+    pairs.into_iter().chain(nested).flatten().collect()
 }

@@ -11,6 +11,8 @@ mod form;
 pub mod layout;
 pub(crate) mod places;
 mod portable;
+mod row;
+pub(crate) mod scales;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -23,23 +25,36 @@ mod x86;
 
 use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
-use form::{Codes, Form};
+use crate::kernels::matmul_e0m;
+use crate::quant::{Bits, Format};
+use form::Form;
 use layout::{Layout, STEP, Words};
 use places::{Grid, Places, Results};
+use scales::DecodeScales;
 use std::ops::Range;
 pub(crate) use tile::PANEL;
-use tile::{Call, DecodeScales, Tile};
+use tile::{Call, Tile};
 use unpack::{Matrix, Unpack};
 
 type Args = super::ProductArgs<Bound>;
+
+/// The format of the weights of a native kernel.
+pub(crate) fn format_of(spec: &KernelSpec) -> Option<Format> {
+    let define = |name| spec.defines.get(name).copied();
+    let bits = Bits::new(define(matmul_e0m::BITS)?)?;
+    let group = usize::try_from(define(matmul_e0m::GROUP)?).ok()?;
+    let group = group.checked_mul(usize::try_from(define(matmul_e0m::SPAN).unwrap_or(1)).ok()?)?;
+    if define(matmul_e0m::NESTED).is_some() {
+        return Format::nested(bits).filter(|format| format.group == group);
+    }
+    (group > 0).then(|| Format::new(bits, group))
+}
 
 /// The kernel `product_e0m`.
 pub struct ProductE0m {
     isa: Isa,
     form: Form,
-    group: usize,
     block: usize,
     parts: bool,
 }
@@ -62,18 +77,14 @@ impl NativeKernel for ProductE0m {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
-        let (group, block) = (define(crate::kernels::matmul_e0m::GROUP)?, define(super::BLOCK)?);
+        let (format, block) = (format_of(spec)?, define(super::BLOCK)?);
         let planes = define(super::PLANES).unwrap_or(1);
-        let sizes = block > 0 && block.is_multiple_of(STEP) && group > 0 && group.is_multiple_of(block);
+        let sizes = block > 0 && block.is_multiple_of(STEP) && format.group.is_multiple_of(block);
         (sizes && (1..=2).contains(&planes)).then_some(Self {
             isa,
-            form: Form {
-                codes: Codes::new(define(crate::kernels::matmul_e0m::BITS)?)?,
-                planes,
-            },
-            group,
+            form: Form { format, planes },
             block,
-            parts: define(crate::kernels::matmul_e0m::PARTS).is_some(),
+            parts: define(matmul_e0m::PARTS).is_some(),
         })
     }
 
@@ -89,8 +100,7 @@ impl NativeKernel for ProductE0m {
                     [args.codes, args.scales],
                     [args.codes2, args.scales2],
                     [n, k],
-                    self.form.codes.bits(),
-                    self.group,
+                    self.form.format,
                 )
                 && args.x.holds::<u32>(product(&[layout.tile(k), layout.tiles(m)]))
                 && args.factors.holds::<f32>(product(&[factors, layout.tiles(m)]))
@@ -99,7 +109,7 @@ impl NativeKernel for ProductE0m {
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let matrices = 1 + usize::from(args.codes2.is_some());
         let weights = args.n.saturating_mul(args.k).saturating_mul(matrices);
-        let bytes = weights.saturating_mul(self.form.codes.bits()) / 8;
+        let bytes = weights.saturating_mul(self.form.bits()) / 8;
         self.grid(args)
             .pieces(threads, bytes, weights.saturating_mul(args.m))
     }
@@ -117,8 +127,7 @@ impl NativeKernel for ProductE0m {
         // SAFETY: inputs are only read.
         let work = unsafe {
             let size = [args.n, args.k];
-            let matrix =
-                |codes, scales| Matrix::new([codes, scales], size, self.form.codes.bits(), self.group);
+            let matrix = |codes, scales| Matrix::new([codes, scales], size, self.form.format);
             Work {
                 kernel: self,
                 args,
@@ -162,35 +171,25 @@ impl Work<'_> {
         [Some(&self.first), self.second.as_ref()].into_iter().flatten()
     }
 
-    /// The distance between levels, and the level of integer 0.
-    fn unit_and_level(&self) -> (f32, f32) {
-        let form = self.kernel.form;
-        (
-            1.0 / (1u32 << (form.codes.bits() - 1)) as f32,
-            form.level(self.kernel.isa),
-        )
+    /// Words of the scales of a panel: as they are stored for one row, and decoded for more.
+    fn scale_words(&self) -> usize {
+        let (format, k) = (self.kernel.form.format, self.args.k);
+        PANEL
+            * match self.layout.height {
+                1 => format.scale_rows(k),
+                _ => 2 * k.div_ceil(format.group),
+            }
     }
 
-    /// Number of weights of a panel that are unpacked at once; `None` for widths that are read as
-    /// they are stored.
-    fn unpacked(&self, tiles: usize) -> Option<usize> {
-        let Codes::Unpacked(_) = self.kernel.form.codes else {
-            return None;
-        };
-        // One tile of rows: as many as stay in the L1 cache. More: all, once for all tiles.
-        const LEAST: usize = 512;
-        let group = self.kernel.group;
-        let whole = if group.is_multiple_of(32) {
-            group
+    /// Words of the weights of a panel that are unpacked before they are multiplied; 0 for widths
+    /// that are read as they are stored.
+    fn unpacked_words(&self) -> usize {
+        let unpacks = self.layout.height > 1 && self.kernel.form.is_unpacked();
+        if unpacks {
+            self.args.k / STEP * 2 * PANEL
         } else {
-            group.saturating_mul(4)
-        };
-        let chunk = whole.saturating_mul(LEAST.div_ceil(whole));
-        Some(if tiles > 1 {
-            self.args.k
-        } else {
-            chunk.min(self.args.k)
-        })
+            0
+        }
     }
 
     /// # Safety
@@ -209,27 +208,20 @@ impl Work<'_> {
         const MOST: usize = 16;
         let k = self.args.k;
         let matrices = self.matrices().count();
-        let chunk = self.unpacked(tiles.len());
-        let codes = match chunk {
-            Some(_) => 2 * PANEL * k / STEP,
-            None => PANEL * unpack::rows(self.kernel.form.codes.bits(), k),
+        let (bytes, scales) = match self.layout.height {
+            1 => (0, 0),
+            _ => (self.unpacked_words(), self.scale_words()),
         };
-        let scales = if self.layout.height > 1 {
-            2 * PANEL * k.div_ceil(self.kernel.group)
-        } else {
-            0
-        };
+        let codes = if bytes > 0 { bytes } else { self.code_words() };
         let panel = matrices * (codes + scales);
-        let one = tiles.len() <= 1;
-        let at_once = if one {
+        let at_once = if tiles.len() <= 1 && bytes == 0 {
             MOST
         } else {
             (WEIGHTS / 4 / panel.max(1)).clamp(1, MOST)
         };
-        let bytes = chunk.unwrap_or(0) / STEP * 2 * PANEL;
         let sums = self.layout.height * at_once * PANEL;
         let (results, decoded) = (matrices * sums, matrices * at_once * scales);
-        let words = results + decoded + bytes * if one { 1 } else { matrices * at_once };
+        let words = results + decoded + matrices * at_once * bytes;
         let (floats, unpacked) = scratch.of::<u32>(words).split_at_mut(results + decoded);
         let (results, scales) = bytemuck::cast_slice_mut(floats).split_at_mut(results);
         let (values, second) = results.split_at_mut(sums);
@@ -239,19 +231,18 @@ impl Work<'_> {
             scales,
             unpacked,
             width: at_once * PANEL,
-            chunk,
         };
         let rows = (ROWS / 4 / self.layout.tile(k).max(1)).max(1);
         for first in tiles.clone().step_by(rows) {
             let tiles = first..(first + rows).min(tiles.end);
             for block in panels.clone().step_by(at_once) {
                 let block = block..(block + at_once).min(panels.end);
-                unsafe { self.block(store, block, tiles.clone(), one, &mut space) };
+                unsafe { self.block(store, block, tiles.clone(), &mut space) };
             }
         }
     }
 
-    /// Multiplies a block of panels and a chunk of tiles. `one`: the piece has only one tile.
+    /// Multiplies a block of panels and a chunk of tiles.
     ///
     /// # Safety
     /// The caller owns the results.
@@ -260,34 +251,37 @@ impl Work<'_> {
         store: &Store<'_>,
         panels: Range<usize>,
         tiles: Range<usize>,
-        one: bool,
         space: &mut Space<'_>,
     ) {
         let Args { n, k, column, m, .. } = *self.args;
-        let matrices = self.matrices().count();
+        let (kernel, matrices) = (self.kernel, self.matrices().count());
         let (height, width) = (self.layout.height, space.width);
-        let bytes = space.chunk.unwrap_or(0) / STEP * 2 * PANEL;
-        let groups = k.div_ceil(self.kernel.group) * PANEL;
+        let (bytes, scales, codes) = (self.unpacked_words(), self.scale_words(), self.code_words());
+        let stored = kernel.form.format.scale_rows(k) * PANEL;
         let all = || panels.clone().flat_map(|p| self.matrices().map(move |m| (m, p)));
-        if !one && space.chunk.is_some() {
-            let spaces = space.unpacked.chunks_exact_mut(bytes.max(1));
-            for ((matrix, panel), space) in all().zip(spaces) {
-                self.unpack(matrix, panel, 0..k, space);
-            }
-        }
-        if height > 1 {
-            let spaces = space.scales.chunks_exact_mut((2 * groups).max(1));
-            for ((matrix, panel), out) in all().zip(spaces) {
-                let scales = &matrix.scales[panel * groups..][..groups];
-                let (unit, level) = self.unit_and_level();
-                let decode = DecodeScales {
-                    scales,
-                    unit,
-                    level,
+        if bytes > 0 {
+            for ((matrix, panel), out) in all().zip(space.unpacked.chunks_exact_mut(bytes)) {
+                let unpack = Unpack {
+                    bits: kernel.form.bits(),
+                    per4: self.layout.words == Words::Int16,
+                    panel: &matrix.codes[panel * codes..][..codes],
                     out,
                 };
                 // SAFETY: the processor has the instruction set.
-                unsafe { simd::run(self.kernel.isa, decode) };
+                unsafe { unpack.run_on(kernel.isa) };
+            }
+        }
+        if height > 1 {
+            for ((matrix, panel), out) in all().zip(space.scales.chunks_exact_mut(scales.max(1))) {
+                let decode = DecodeScales {
+                    format: kernel.form.format,
+                    scales: &matrix.scales[panel * stored..][..stored],
+                    k,
+                    meaning: kernel.form.meaning(kernel.isa),
+                    out,
+                };
+                // SAFETY: the processor has the instruction set.
+                unsafe { words::run(kernel.isa, decode) };
             }
         }
         for tile in tiles {
@@ -298,26 +292,16 @@ impl Work<'_> {
                     } else {
                         &mut *space.second
                     };
-                    let source = match space.chunk {
-                        None => Source::Packed,
-                        Some(chunk) if one => Source::Chunks(chunk, &mut *space.unpacked),
-                        Some(_) => Source::Unpacked(&space.unpacked[(p * matrices + i) * bytes..][..bytes]),
+                    let at = p * matrices + i;
+                    let codes = match bytes {
+                        0 => &matrix.codes[panel * codes..][..codes],
+                        _ => &space.unpacked[at * bytes..][..bytes],
                     };
                     let scales = match height {
-                        1 => &matrix.scales[panel * groups..][..groups],
-                        _ => {
-                            let at = (p * matrices + i) * 2 * groups;
-                            bytemuck::cast_slice(&space.scales[at..][..2 * groups])
-                        }
+                        1 => &matrix.scales[panel * stored..][..stored],
+                        _ => bytemuck::cast_slice(&space.scales[at * scales..][..scales]),
                     };
-                    self.tile(
-                        matrix,
-                        panel,
-                        tile,
-                        scales,
-                        (&mut out[p * PANEL..], width),
-                        source,
-                    );
+                    self.tile(tile, codes, scales, (&mut out[p * PANEL..], width));
                 }
             }
             let columns = column + panels.start * PANEL..column + (panels.end * PANEL).min(n);
@@ -331,69 +315,30 @@ impl Work<'_> {
         }
     }
 
-    /// Unpacks weights of a panel.
-    fn unpack(&self, matrix: &Matrix<'_>, panel: usize, weights: Range<usize>, out: &mut [u32]) {
-        let bits = self.kernel.form.codes.bits();
-        let words = unpack::rows(bits, self.args.k) * PANEL;
-        let unpack = Unpack {
-            bits,
-            per4: self.layout.words == Words::Int16,
-            panel: &matrix.codes[panel * words..][..words],
-            first: weights.start / STEP,
-            out: &mut out[..weights.len() / STEP * 2 * PANEL],
-        };
-        // SAFETY: the processor has the instruction set.
-        unsafe { unpack.run_on(self.kernel.isa) };
+    /// Words of the stored weights of a panel.
+    fn code_words(&self) -> usize {
+        unpack::rows(self.kernel.form.bits(), self.args.k) * PANEL
     }
 
-    /// Multiplies a panel and a tile.
-    fn tile(
-        &self,
-        matrix: &Matrix<'_>,
-        panel: usize,
-        tile: usize,
-        scales: &[u32],
-        (out, stride): (&mut [f32], usize),
-        source: Source<'_>,
-    ) {
+    /// Multiplies a tile and a panel.
+    fn tile(&self, tile: usize, codes: &[u32], scales: &[u32], (out, stride): (&mut [f32], usize)) {
         let (kernel, layout, k) = (self.kernel, self.layout, self.args.k);
-        let words = unpack::rows(kernel.form.codes.bits(), k) * PANEL;
         let factors = layout.factors(k, kernel.block);
-        let per_group = if layout.height > 1 { 2 * PANEL } else { PANEL };
-        let (unit, level) = self.unit_and_level();
-        let x = &self.x[tile * layout.tile(k)..][..layout.tile(k)];
-        let factors = &self.factors[tile * factors..][..factors];
         let out = &mut out[..(layout.height - 1) * stride + PANEL];
-        // Weights `from .. from + count`, a whole number of groups except at the end.
-        let mut run = |codes: &[u32], from: usize, count: usize| {
-            let call = Call {
-                codes: codes.as_ptr(),
-                scales: scales[from / kernel.group * per_group..].as_ptr(),
-                x: x[from / STEP * layout.step()..].as_ptr(),
-                factors: factors[from / kernel.block * 2 * layout.height..].as_ptr(),
-                k: count,
-                group: kernel.group,
-                block: kernel.block,
-                unit,
-                level,
-                out: out.as_mut_ptr(),
-                stride,
-                resume: from > 0,
-            };
-            // SAFETY: the slices are those of the panel and the tile.
-            unsafe { (self.function)(&call) }
+        let call = Call {
+            codes: codes.as_ptr(),
+            scales: scales.as_ptr(),
+            x: self.x[tile * layout.tile(k)..][..layout.tile(k)].as_ptr(),
+            factors: self.factors[tile * factors..][..factors].as_ptr(),
+            k,
+            group: kernel.form.format.group,
+            block: kernel.block,
+            meaning: kernel.form.meaning(kernel.isa),
+            out: out.as_mut_ptr(),
+            stride,
         };
-        match source {
-            Source::Packed => run(&matrix.codes[panel * words..][..words], 0, k),
-            Source::Unpacked(codes) => run(codes, 0, k),
-            Source::Chunks(chunk, space) => {
-                for from in (0..k).step_by(chunk) {
-                    let count = chunk.min(k - from);
-                    self.unpack(matrix, panel, from..from + count, space);
-                    run(&space[..count / STEP * 2 * PANEL], from, count);
-                }
-            }
-        }
+        // SAFETY: the slices are those of the panel and the tile.
+        unsafe { (self.function)(&call) }
     }
 }
 
@@ -406,16 +351,6 @@ struct Space<'a> {
     width: usize,
     /// Decoded scales, for each panel of a block and each matrix; empty for one row.
     scales: &'a mut [f32],
+    /// Bytes of weights, for each panel of a block and each matrix, or empty.
     unpacked: &'a mut [u32],
-    /// Number of weights that are unpacked at once; `None` for widths that are read as they are.
-    chunk: Option<usize>,
-}
-
-/// Where a tile reads its weights.
-enum Source<'a> {
-    Packed,
-    /// The whole panel as bytes.
-    Unpacked(&'a [u32]),
-    /// Unpacks this many weights at a time into the space.
-    Chunks(usize, &'a mut [u32]),
 }

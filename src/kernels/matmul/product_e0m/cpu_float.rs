@@ -6,10 +6,12 @@ use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use crate::kernels::product_e0m::cpu::PANEL;
 use crate::kernels::product_e0m::cpu::places::{Grid, Places, Results};
+use crate::kernels::product_e0m::cpu::scales::{DecodeScales, Meaning};
 use crate::kernels::product_e0m::cpu::unpack::{self, Matrix};
 use crate::kernels::product_e0m::cpu::words;
+use crate::kernels::product_e0m::cpu::{PANEL, format_of};
+use crate::quant::{Bits, Format};
 use std::ops::Range;
 use tile::{Call, Decode, MOST_PANELS, MOST_ROWS, Tile};
 
@@ -18,8 +20,7 @@ type Args = super::FloatArgs<Bound>;
 /// The kernel `product_e0m_float`.
 pub struct ProductE0mFloat {
     isa: Isa,
-    bits: usize,
-    group: usize,
+    format: Format,
     parts: bool,
 }
 
@@ -50,12 +51,16 @@ impl ProductE0mFloat {
 
     /// The function for tiles of `rows` rows, of weights that are decoded before or in the tile.
     fn function(&self, decoded: bool, rows: usize) -> Option<Tile> {
-        tile::pick(self.isa, if decoded { 0 } else { self.bits }, rows)
+        tile::pick(self.isa, if decoded { 0 } else { self.bits() }, rows)
     }
 
     /// Whether tile functions can decode weights. They can decode only the usual widths.
     const fn decodes_in_tile(&self) -> bool {
-        matches!(self.bits, 4 | 8)
+        matches!(self.format.bits, Bits::Four | Bits::Eight)
+    }
+
+    const fn bits(&self) -> usize {
+        self.format.bits.count() as usize
     }
 }
 
@@ -63,17 +68,11 @@ impl NativeKernel for ProductE0mFloat {
     type Signature = super::FloatArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
-        let (bits, group) = (
-            define(crate::kernels::matmul_e0m::BITS)?,
-            define(crate::kernels::matmul_e0m::GROUP)?,
-        );
-        let sizes = matches!(bits, 2..=6 | 8) && group > 0 && group.is_multiple_of(tile::STEP);
-        sizes.then_some(Self {
+        let format = format_of(spec).filter(|f| f.group.is_multiple_of(tile::STEP))?;
+        Some(Self {
             isa,
-            bits,
-            group,
-            parts: define(crate::kernels::matmul_e0m::PARTS).is_some(),
+            format,
+            parts: spec.defines.contains_key(crate::kernels::matmul_e0m::PARTS),
         })
     }
 
@@ -89,8 +88,7 @@ impl NativeKernel for ProductE0mFloat {
                     [args.codes, args.scales],
                     [args.codes2, args.scales2],
                     [n, k],
-                    self.bits,
-                    self.group,
+                    self.format,
                 )
                 && args.x.holds::<f32>(product(&[m, k]))
     }
@@ -98,7 +96,7 @@ impl NativeKernel for ProductE0mFloat {
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let matrices = 1 + usize::from(args.codes2.is_some());
         let weights = args.n.saturating_mul(args.k).saturating_mul(matrices);
-        let bytes = weights.saturating_mul(self.bits) / 8;
+        let bytes = weights.saturating_mul(self.bits()) / 8;
         self.grid(args)
             .pieces(threads, bytes, weights.saturating_mul(args.m))
     }
@@ -119,7 +117,7 @@ impl NativeKernel for ProductE0mFloat {
         // SAFETY: inputs are only read.
         let work = unsafe {
             let size = [args.n, args.k];
-            let matrix = |codes, scales| Matrix::new([codes, scales], size, self.bits, self.group);
+            let matrix = |codes, scales| Matrix::new([codes, scales], size, self.format);
             Work {
                 kernel: self,
                 args,
@@ -170,37 +168,38 @@ impl Work<'_> {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        // Decoded weights of a block of panels stay in the L2 cache.
+        // Decoded weights and scales of a block of panels stay in the L2 cache.
         const CACHE: usize = 256 << 10;
         const MOST: usize = 16;
         let Args { n, k, column, m, .. } = *self.args;
         let (width, rows) = (self.shape.panels, self.shape.rows);
         let matrices = self.matrices.iter().flatten().count();
-        let groups = k.div_ceil(self.kernel.group);
-        // Number of floats of the decoded panels of a tile.
+        let groups = k.div_ceil(self.kernel.format.group);
+        // Floats of the decoded panels of a tile, and of the scales of a panel.
         let decoded = if self.decoded { k * width * PANEL } else { 0 };
-        let at_once = if self.decoded {
-            (CACHE / 4 / (matrices * decoded).max(1)).clamp(1, MOST / width) * width
-        } else {
-            MOST
-        };
+        let scales = 2 * groups * PANEL;
+        let each = matrices * (decoded + width * scales);
+        let at_once = (CACHE / 4 / each.max(1)).clamp(1, MOST / width) * width;
         let own = tiles.start * rows..(tiles.end * rows).min(m);
         let (results, levels) = (rows * at_once * PANEL, matrices * at_once / width * decoded);
-        let all = scratch.floats(own.len() * groups + matrices * results + levels);
+        let scales = matrices * at_once * scales;
+        let all = scratch.floats(own.len() * groups + matrices * results + scales + levels);
         let (sums, all) = all.split_at_mut(own.len() * groups);
-        let (results_of, levels_of) = all.split_at_mut(matrices * results);
+        let (results_of, all) = all.split_at_mut(matrices * results);
+        let (scales_of, levels_of) = all.split_at_mut(scales);
         let (values, second) = results_of.split_at_mut(results);
         let x = &self.x[own.start * k..own.end * k];
         let group_sums = GroupSums {
             x,
             k,
-            group: self.kernel.group,
+            group: self.kernel.format.group,
             sums,
         };
         // SAFETY: the processor has the instruction set.
         unsafe { simd::run(self.kernel.isa, group_sums) };
         for first in panels.clone().step_by(at_once) {
             let end = (first + at_once).min(panels.end);
+            self.decode_scales(first..end, scales_of);
             self.decode_all(first..end, levels_of);
             for tile in tiles.clone() {
                 let sums = &sums[(tile - tiles.start) * rows * groups..];
@@ -209,7 +208,17 @@ impl Work<'_> {
                         let out = if i == 0 { &mut *values } else { &mut *second };
                         let out = (&mut out[(panel - first) * PANEL..], at_once * PANEL);
                         let at = ((panel - first) / width * matrices + i) * decoded;
-                        self.tile(matrix, panel..end, tile, sums, &levels_of[at..][..decoded], out);
+                        let levels = &levels_of[at..][..decoded];
+                        let scales = |panel: usize| {
+                            let each = 2 * groups * PANEL;
+                            scales_of[((panel - first) * matrices + i) * each..][..each].as_ptr()
+                        };
+                        let decoded = Decoded {
+                            sums,
+                            levels,
+                            scales: &scales,
+                        };
+                        self.tile(matrix, panel..end, tile, decoded, out);
                     }
                 }
                 let columns = column + first * PANEL..column + (end * PANEL).min(n);
@@ -224,13 +233,36 @@ impl Work<'_> {
         }
     }
 
+    /// Decodes the scales of panels, of each matrix.
+    fn decode_scales(&self, panels: Range<usize>, out: &mut [f32]) {
+        let (format, k) = (self.kernel.format, self.args.k);
+        let words = format.scale_rows(k) * PANEL;
+        let mut out = out.chunks_exact_mut((2 * k.div_ceil(format.group) * PANEL).max(1));
+        for panel in panels {
+            for (matrix, out) in self.matrices.iter().flatten().zip(&mut out) {
+                let decode = DecodeScales {
+                    format,
+                    scales: &matrix.scales[panel * words..][..words],
+                    k,
+                    meaning: Meaning {
+                        unit: 1.0,
+                        level: 2.0,
+                    },
+                    out,
+                };
+                // SAFETY: the processor has the instruction set.
+                unsafe { words::run(self.kernel.isa, decode) };
+            }
+        }
+    }
+
     /// Decodes panels if tiles share them, as `[k][columns of a tile]` for each tile and matrix.
     fn decode_all(&self, panels: Range<usize>, levels: &mut [f32]) {
         if !self.decoded {
             return;
         }
         let (k, width) = (self.args.k, self.shape.panels);
-        let words = unpack::rows(self.kernel.bits, k) * PANEL;
+        let words = unpack::rows(self.kernel.bits(), k) * PANEL;
         let stride = width * PANEL;
         let mut levels = levels.chunks_exact_mut((k * stride).max(1));
         for first in panels.clone().step_by(width) {
@@ -238,7 +270,7 @@ impl Work<'_> {
                 for i in 0..width {
                     let panel = (first + i).min(panels.end - 1);
                     let decode = Decode {
-                        bits: self.kernel.bits,
+                        bits: self.kernel.bits(),
                         panel: &matrix.codes[panel * words..][..words],
                         k,
                         out: &mut levels[i * PANEL..],
@@ -258,13 +290,12 @@ impl Work<'_> {
         matrix: &Matrix<'_>,
         panels: Range<usize>,
         tile: usize,
-        sums: &[f32],
-        levels: &[f32],
+        decoded: Decoded<'_>,
         (out, stride): (&mut [f32], usize),
     ) {
         let Shape { rows, panels: width } = self.shape;
-        let (k, group) = (self.args.k, self.kernel.group);
-        let words = unpack::rows(self.kernel.bits, k) * PANEL;
+        let (k, group) = (self.args.k, self.kernel.format.group);
+        let words = unpack::rows(self.kernel.bits(), k) * PANEL;
         let groups = k.div_ceil(group);
         let panel = |i: usize| (panels.start + i.min(width - 1)).min(panels.end - 1);
         // Surplus rows and panels of a tile repeat the last ones.
@@ -272,12 +303,10 @@ impl Work<'_> {
         let out = &mut out[..(rows - 1) * stride + width * PANEL];
         let call = Call {
             codes: std::array::from_fn(|i| matrix.codes[panel(i) * words..][..words].as_ptr()),
-            scales: std::array::from_fn(|i| {
-                matrix.scales[panel(i) * groups * PANEL..][..groups * PANEL].as_ptr()
-            }),
-            levels: levels.as_ptr(),
+            scales: std::array::from_fn(|i| (decoded.scales)(panel(i))),
+            levels: decoded.levels.as_ptr(),
             x: std::array::from_fn(|i| self.x[(tile * rows + i.min(last)) * k..][..k].as_ptr()),
-            sums: std::array::from_fn(|i| sums[i.min(last) * groups..][..groups].as_ptr()),
+            sums: std::array::from_fn(|i| decoded.sums[i.min(last) * groups..][..groups].as_ptr()),
             k,
             group,
             out: out.as_mut_ptr(),
@@ -287,6 +316,16 @@ impl Work<'_> {
         // SAFETY: the slices are those of the tile's rows and panels.
         unsafe { (self.function)(&call) };
     }
+}
+
+/// What a tile reads besides codes and rows.
+struct Decoded<'a> {
+    /// Sums of each group of the rows.
+    sums: &'a [f32],
+    /// Weights, or empty.
+    levels: &'a [f32],
+    /// The scales of a panel.
+    scales: &'a dyn Fn(usize) -> *const f32,
 }
 
 /// Sums each group of the rows, which have `k` elements.
@@ -400,6 +439,33 @@ mod tests {
                     let x = Rng(5).normals(m * k);
                     let y = product(isa, case, &x, &mut weights, None, 2);
                     check(isa, case, &x, &weights[0], &y);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn float_products_with_nested_scales_match() {
+        for isa in Isa::supported() {
+            for (bits, group) in [(2, 16), (3, 16), (4, 32), (5, 32), (6, 16)] {
+                for [m, k, n] in [[1, 512, 34], [7, 256, 66], [17, 768, 18]] {
+                    let mut weights = Weights::nested(bits, k, n, 2);
+                    let x = Rng(5).normals(m * k);
+                    let defines = [("BITS", bits), ("GROUP", group), ("NESTED", 256 / group)];
+                    let kernel = ProductE0mFloat::new(&spec(&defines), isa).unwrap();
+                    let (mut input, mut y) = (Buffer::of(&x), Buffer::new(m * n));
+                    let out = y.memory();
+                    let operands = [
+                        Some(input.memory()),
+                        Some(weights.codes.memory()),
+                        Some(weights.scales.memory()),
+                        None,
+                        None,
+                        Some(out),
+                    ];
+                    let words = [m, n, k, n, 0, 0, 0, 0, 0].map(|v| v as u32);
+                    run(&kernel, &words, &operands, (out, None), 2);
+                    check(isa, (bits, group, [m, k, n]), &x, &weights, y.floats());
                 }
             }
         }

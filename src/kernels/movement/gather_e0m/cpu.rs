@@ -4,47 +4,21 @@ use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, piece
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::gather::cpu::place;
-use half::f16;
+use crate::kernels::product_e0m::cpu::format_of;
+use crate::quant::{Format, PackedView};
 
 type Args = super::Args<Bound>;
 
-/// Weights of a block, which takes a whole number of words in each plane.
-const BLOCK: usize = 32;
-
 /// The kernel `gather_e0m`.
 pub struct GatherE0m {
-    bits: usize,
-    /// Weights that share a scale and a bias.
-    group: usize,
-}
-
-/// Width and first row of each plane of bits, highest bits first.
-fn planes(bits: usize) -> &'static [(usize, usize)] {
-    match bits {
-        2 => &[(2, 0)],
-        3 => &[(2, 0), (1, 2)],
-        4 => &[(4, 0)],
-        5 => &[(4, 0), (1, 4)],
-        6 => &[(4, 0), (2, 4)],
-        8 => &[(8, 0)],
-        _ => &[],
-    }
+    format: Format,
 }
 
 impl NativeKernel for GatherE0m {
     type Signature = super::Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
-        let number = |name| {
-            spec.defines
-                .get(name)
-                .and_then(|n| usize::try_from(*n).ok())
-                .filter(|n| *n > 0)
-        };
-        let bits = number(crate::kernels::matmul_e0m::BITS).filter(|b| !planes(*b).is_empty())?;
-        let group = number(crate::kernels::matmul_e0m::GROUP)?
-            .checked_mul(number(crate::kernels::matmul_e0m::SPAN).unwrap_or(1))?;
-        Some(Self { bits, group })
+        format_of(spec).map(|format| Self { format })
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -73,6 +47,11 @@ impl NativeKernel for GatherE0m {
     }
 }
 
+/// Panel `index` of `words` words.
+fn panel_of(data: &[u32], words: usize, index: usize) -> Option<&[u32]> {
+    data.get(index * words..)?.get(..words)
+}
+
 impl GatherE0m {
     /// Decodes a column of the matrix; writes zeros if there is none.
     ///
@@ -82,36 +61,19 @@ impl GatherE0m {
         let panel = args.panel.max(1);
         // SAFETY: nobody writes operands that are only read.
         let (codes, scales) = unsafe { (args.codes.slice::<u32>(), args.scales.slice::<u32>()) };
-        let (groups, words) = (args.k.div_ceil(self.group), args.k * self.bits / 32);
-        let of = |data: &'_ [u32], rows: usize, column: usize| {
-            (column / panel * rows * panel + column % panel).min(data.len())
+        let of = |column: usize| {
+            Some(PackedView {
+                format: self.format,
+                k: args.k,
+                n: panel,
+                codes: panel_of(codes, self.format.bits.rows(args.k) * panel, column / panel)?,
+                scales: panel_of(scales, self.format.scale_rows(args.k) * panel, column / panel)?,
+            })
         };
-        let columns = column.map(|c| (&scales[of(scales, groups, c)..], &codes[of(codes, words, c)..]));
-        let Some((scales, codes)) = columns else {
-            y.fill(0.0);
-            return;
-        };
-        let step = 2.0 / (1u32 << self.bits) as f32;
-        for (g, part) in y.chunks_mut(self.group).enumerate() {
-            let pair = scales.get(g * panel).copied().unwrap_or(0);
-            let [scale, bias] = [pair, pair >> 16].map(|h| f16::from_bits(h as u16).to_f32());
-            for (i, y) in part.iter_mut().enumerate() {
-                let code = self.code(codes, panel, g * self.group + i);
-                *y = scale * (2.0 + code as f32 * step - bias);
-            }
+        match column.and_then(|c| Some((of(c)?, c % panel))) {
+            Some((matrix, column)) => matrix.decode_column(column, y),
+            None => y.fill(0.0),
         }
-    }
-
-    /// The code of weight `k` of a column.
-    #[inline]
-    fn code(&self, codes: &[u32], panel: usize, k: usize) -> u32 {
-        let (block, k) = (k / BLOCK * self.bits, k % BLOCK);
-        planes(self.bits).iter().fold(0, |code, &(width, row)| {
-            let (per, row) = (32 / width, block + row);
-            let i = k % per;
-            let word = codes.get((row + k / per) * panel).copied().unwrap_or(0);
-            code << width | word >> (i / 2 * width + i % 2 * 16) & ((1 << width) - 1)
-        })
     }
 }
 
@@ -119,7 +81,9 @@ impl GatherE0m {
 mod tests {
     use super::*;
     use crate::kernels::cpu::harness::{Random, compare, memory, run, spec};
+    use crate::quant::Bits;
     use crate::tensor::DType;
+    use half::f16;
 
     /// Packs codes `[k][n]` into rows of words of panels.
     fn pack(bits: usize, codes: &[u32], k: usize, n: usize, panel: usize) -> Vec<u32> {
@@ -128,7 +92,8 @@ mod tests {
         for (at, code) in codes.iter().enumerate() {
             let (t, j) = (at / n, at % n);
             let mut below = bits;
-            for (width, first) in planes(bits) {
+            for plane in Bits::new(bits as i64).unwrap().planes() {
+                let (width, first) = (plane.width as usize, plane.row);
                 below -= width;
                 let (per, i) = (32 / width, t % 32 % (32 / width));
                 let row = t / 32 * bits + first + t % 32 / per;

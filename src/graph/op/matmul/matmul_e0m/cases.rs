@@ -4,7 +4,8 @@ use super::{ActivationType, QuantizedMatMul};
 use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::pointwise::import::{binary, input as arg, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
-use crate::quant::{Bits, ByGroup, Format, Method, Packed};
+use crate::quant::nested::{self, Block, Nested};
+use crate::quant::{Bits, ByGroup, Format, Grid, GridColumn, Grids, Method, Packed, Scales};
 use crate::tensor::HostTensor;
 use half::f16;
 
@@ -15,7 +16,15 @@ pub(crate) fn packed_case(format: Format, k: usize, n: usize) -> Option<(HostTen
 
 /// Like [`packed_case`], with weights up to about `scale`.
 fn scaled_case(format: Format, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
-    let Format { bits, group } = format;
+    let Format { bits, group, scales } = format;
+    if let Scales::Nested(nested) = scales {
+        let packed = nested_case(format, nested, k, n)?;
+        let (_, shape) = format.scale_tensor(k, n);
+        return Some((
+            HostTensor::from_u32(&[bits.rows(k), n], &packed.codes).ok()?,
+            HostTensor::from_u32(&shape, &packed.scales).ok()?,
+        ));
+    }
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
     // Fast, but its biases have no low bits, so some are added.
@@ -24,7 +33,7 @@ fn scaled_case(format: Format, k: usize, n: usize, scale: f32) -> Option<(HostTe
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let low = |i: usize| (i % 8) as f32 / 512.0;
     let flat: Vec<f16> = p
-        .scales
+        .pairs()
         .iter()
         .enumerate()
         .flat_map(|(i, [scale, bias])| [*scale, f16::from_f32((bias.to_f32() + low(i)).min(3.998))])
@@ -33,6 +42,58 @@ fn scaled_case(format: Format, k: usize, n: usize, scale: f32) -> Option<(HostTe
         codes,
         HostTensor::from_f16(&[k.div_ceil(group), n, 2], &flat).ok()?,
     ))
+}
+
+/// A matrix with nested scales and weights up to about 1.
+fn nested_case(format: Format, nested: Nested, k: usize, n: usize) -> Option<Packed> {
+    let columns = (0..n).map(|j| nested_column(format, nested, k, j));
+    let columns = columns.collect::<Option<Vec<_>>>()?;
+    let column = Box::new(move |j: usize, out: &mut GridColumn| out.clone_from(&columns[j]));
+    let grids = Grids { format, k, n, column };
+    Some(grids.pack().ok()?.0)
+}
+
+/// Column `j` of [`nested_case`].
+fn nested_column(format: Format, nested: Nested, k: usize, j: usize) -> Option<GridColumn> {
+    let number = |i: usize, below: usize| (i * 37 + j * 101 + i * j % 13) % below;
+    // The largest scale, and the least.
+    let (most, least) = match (nested.minima, nested.is_six()) {
+        (true, true) => (63i32, 0i32),
+        (true, false) => (15, 0),
+        (false, true) => (31, -32),
+        (false, false) => (127, -128),
+    };
+    let levels = usize::from(format.bits.top()) + 1;
+    let span = usize::try_from(most - least + 1).ok()?;
+    let codes = (0..k).map(|i| u8::try_from(number(i, levels)).ok());
+    let mut out = GridColumn {
+        codes: codes.collect::<Option<_>>()?,
+        grids: vec![Grid::default(); k / nested.group],
+        blocks: Vec::new(),
+    };
+    for b in 0..k / nested::BLOCK {
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let d = (8 - number(b, 4)) as f32 / (4 * levels) as f32 / most as f32;
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let dmin = if nested.minima {
+            d * levels as f32 / 2.0
+        } else {
+            0.0
+        };
+        let mut block = Block {
+            halves: [d, dmin].map(f16::from_f32),
+            ..Block::default()
+        };
+        for g in 0..nested.groups() {
+            let scale = least + i32::try_from(number(b * 16 + g + 5, span)).ok()?;
+            block.scales[g] = i8::try_from(scale).ok()?;
+            if nested.minima {
+                block.minima[g] = u8::try_from(number(b + g + 3, span)).ok()?;
+            }
+        }
+        out.blocks.push(block);
+    }
+    Some(out)
 }
 
 /// A case of `op` with `rows` rows of `k` elements and weights of these numbers of columns. The
@@ -66,7 +127,50 @@ fn op(bits: Bits, group: usize, int8: bool, normed: bool) -> QuantizedMatMul {
 pub(super) fn cases() -> Vec<Case> {
     let all = float_cases().into_iter().chain([largest_halves()]);
     let all = all.chain(normed_cases()).chain(int8_cases());
-    all.chain(joint_cases()).chain(gated_cases()).flatten().collect()
+    let all = all.chain(joint_cases()).chain(gated_cases());
+    all.chain(nested_cases()).flatten().collect()
+}
+
+/// Nested scales of each width, and several weights, norms, gates and int8 activations with them.
+fn nested_cases() -> Vec<Option<Case>> {
+    let mut all = Vec::new();
+    let mut add = |bits, [int8, normed]: [bool; 2], rows: usize, k, columns: &[usize]| {
+        let Some(format) = Format::nested(bits) else {
+            return;
+        };
+        let op = QuantizedMatMul {
+            weights: columns.len(),
+            format,
+            ..op(bits, format.group, int8, normed)
+        };
+        all.push(case(op, rows, k, columns));
+    };
+    for bits in Bits::ALL {
+        add(bits, [false, false], 1, 512, &[66]);
+        add(bits, [false, true], 1, 768, &[34]);
+        add(bits, [false, false], 9, 256, &[34]);
+        add(bits, [false, false], 40, 512, &[130]);
+    }
+    add(Bits::Four, [false, false], 5, 1280, &[98]);
+    add(Bits::Four, [false, false], 16, 256, &[130]);
+    add(Bits::Four, [false, true], 8, 768, &[66]);
+    add(Bits::Four, [false, false], 100, 512, &[260]);
+    add(Bits::Four, [false, false], 70, 256, &[7684]);
+    add(Bits::Four, [false, false], 1, 256, &[64, 32, 96]);
+    add(Bits::Four, [false, true], 9, 256, &[64, 32]);
+    add(Bits::Six, [false, false], 1, 512, &[64, 66]);
+    for rows in [1, 9] {
+        add(Bits::Four, [true, false], rows, 512, &[66]);
+        add(Bits::Four, [true, true], rows, 256, &[64, 32]);
+    }
+    for (rows, bits) in [(1, Bits::Four), (9, Bits::Four), (1, Bits::Six), (9, Bits::Six)] {
+        all.push(Format::nested(bits).and_then(|format| {
+            let op = op(bits, format.group, false, rows == 1);
+            let op = QuantizedMatMul { format, ..op };
+            case(op.gated(swiglu()), rows, 512, &[66, 66])
+        }));
+    }
+    all
 }
 
 fn float_cases() -> Vec<Option<Case>> {
@@ -213,13 +317,15 @@ fn joint_cases() -> [Option<Case>; 15] {
     .map(case)
 }
 
-/// SwiGLU of two weights; the second product is the gate.
+/// The second product is the gate.
+fn swiglu() -> Expr {
+    let silu = binary(Binary::Mul, arg(1), unary(Unary::Sigmoid, arg(1)));
+    binary(Binary::Mul, arg(0), silu)
+}
+
+/// SwiGLU of two weights.
 fn gated_cases() -> [Option<Case>; 15] {
     use Bits::{Eight, Five, Four};
-    let swiglu = || -> Expr {
-        let silu = binary(Binary::Mul, arg(1), unary(Unary::Sigmoid, arg(1)));
-        binary(Binary::Mul, arg(0), silu)
-    };
     let case = |(bits, group, [int8, normed], rows, k, n): (_, _, [bool; 2], _, _, _)| {
         let case = case(op(bits, group, int8, normed).gated(swiglu()), rows, k, &[n, n])?;
         Some(if rows == 1 && !normed {

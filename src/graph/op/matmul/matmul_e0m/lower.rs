@@ -8,7 +8,7 @@ use crate::kernels::matmul_e0m::PARTS;
 use crate::kernels::product_e0m::PRODUCT;
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
-use crate::quant::Bits;
+use crate::quant::Format;
 use crate::shape::{Dim, Shape, product};
 use crate::tensor::DType;
 
@@ -41,9 +41,9 @@ impl Weights {
     }
 
     /// The second matrix, if any.
-    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits) -> OpResult<Option<ColumnRange>> {
+    fn second_part(&self, cx: &mut LowerCx<'_>, format: Format) -> OpResult<Option<ColumnRange>> {
         let Some(codes) = self.second else { return Ok(None) };
-        let parts = packed_parts(cx, &[codes], bits, self.k, self.columns())?;
+        let parts = packed_parts(cx, &[codes], format, self.k, self.columns())?;
         Ok(parts.into_iter().next())
     }
 
@@ -243,8 +243,8 @@ impl QuantizedMatMul {
             ActivationType::Int8 => self.left_int8(cx, &rows, [k, n])?,
             _ => self.left_floats(cx, &rows, k, y.dtype)?,
         };
-        let second = weights.second_part(cx, self.format.bits)?;
-        for range in packed_parts(cx, &weights.codes, self.format.bits, k, n)? {
+        let second = weights.second_part(cx, self.format)?;
+        for range in packed_parts(cx, &weights.codes, self.format, k, n)? {
             let [end0, end1, start1, start2] = weights.column_fields()?;
             let part = Part {
                 weights,

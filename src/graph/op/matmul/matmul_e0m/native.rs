@@ -4,13 +4,13 @@
 use super::lower::{Left, LeftForm, Part};
 use super::{ActivationType, PAD, QuantizedMatMul};
 use crate::graph::op::OpResult;
-use crate::kernels::matmul_e0m::{BITS, GROUP, PER4};
+use crate::kernels::matmul_e0m::{BITS, GROUP, NESTED, PER4};
 use crate::kernels::product_e0m::{
     BLOCK, FLOAT_PRODUCT, FloatArgs, NORM, PLANES, PRODUCT, ProductArgs, QUANTIZE, QuantizeArgs,
 };
 use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
-use crate::quant::Bits;
+use crate::quant::{Bits, Scales};
 use crate::shape::Dim;
 use crate::tensor::{DType, PANEL};
 
@@ -103,6 +103,10 @@ impl QuantizedMatMul {
             .define(BITS, i64::from(self.format.bits.count()))
             .define(GROUP, num::signed(self.format.group))
             .may_be_padded();
+        let call = match self.format.scales {
+            Scales::Pairs => call,
+            Scales::Nested(nested) => call.define(NESTED, num::signed(nested.groups())),
+        };
         part.in_parts(call)
     }
 }

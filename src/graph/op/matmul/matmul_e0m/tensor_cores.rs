@@ -9,10 +9,11 @@ use super::{
 };
 use crate::backend::kernel::TypedKernel;
 use crate::backend::tunable::{Tunable, Tuning};
+use crate::kernels::matmul_e0m::GROUP;
 use crate::kernels::matmul_e0m::tensor_cores::{FEW, MATRIX, MAX_WARPS, MMA, VECTOR, WARP, by_matrices};
 use crate::lower::{Call, DeviceProfile, TensorCores};
 use crate::num;
-use crate::quant::Bits;
+use crate::quant::{Bits, Scales, nested};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -176,9 +177,15 @@ impl QuantizedMatMul {
         let by_mma = matches!(several, Some(Several::Mma(_)));
         let held = if by_mma { HELD / 2 } else { HELD };
         let longest = (block * held).min(K_BLOCK);
-        // The longest k-block of whole blocks.
+        // The longest k-block of whole blocks. The vector kernel reads half a block of nested
+        // scales at once.
         let mut lengths = (1..=longest / block).rev().map(|b| b * block);
-        let length = lengths.find(|l| k_block(self.format.group, *l) == *l)?;
+        let by_vector = matches!(several, None | Some(Several::Vector(_)));
+        let halves = by_vector && self.format.scales != Scales::Pairs;
+        let length = match halves {
+            true => nested::BLOCK / 2,
+            false => lengths.find(|l| k_block(self.format.group, *l) == *l)?,
+        };
         let groups = n.div_ceil(COLUMNS);
         let warps = Self::warps(device, several, (groups, k.div_ceil(length)), two);
         let down = match several {
@@ -186,6 +193,7 @@ impl QuantizedMatMul {
             None => 1.into(),
         };
         let call = format_defines(Call::new(kernel, warps * WARP), self.format, length);
+        let call = call.define(GROUP, num::signed(length));
         let call = if k.is_multiple_of(length) && !by_matrices(device) {
             call.define("WHOLE", 1)
         } else {

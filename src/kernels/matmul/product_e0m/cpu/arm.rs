@@ -4,6 +4,7 @@
 //! row; both multiply signed bytes.
 
 use super::dot::{Multiply, Sums, operand, tiles};
+use super::row::row;
 use super::tile::{Call, Tile, tile};
 use super::words::Words;
 use crate::backend::cpu::bytes::arm::sdot;
@@ -42,7 +43,7 @@ impl<const LANE: usize> Multiply for Neon<LANE> {
     const LANE: usize = LANE;
     const NARROW: usize = if LANE == 8 { 2 } else { 0 };
     const ONE_BY_ONE: bool = true;
-    tiles!(; 4: 1 2 3 4);
+    tiles!(; 4; 4: 2 3 4);
     intrinsics! {
         zero() -> [int32x4_t; 2] = [vdupq_n_s32(0); 2];
         madd(sum: [int32x4_t; 2], weights: uint32x4_t, x: uint32x4_t) -> [int32x4_t; 2] = if LANE == 8 {
@@ -76,7 +77,7 @@ impl Multiply for NeonDot {
     type S = arm::Neon;
     type Sum = int32x4_t;
     const FLIP: u32 = 0x8080_8080;
-    tiles!(; 4: 1 2 3 4);
+    tiles!(; 4; 4: 2 3 4);
     intrinsics! {
         zero() -> int32x4_t = vdupq_n_s32(0);
         madd(sum: int32x4_t, weights: uint32x4_t, x: uint32x4_t) -> int32x4_t = {
@@ -91,7 +92,7 @@ impl Multiply for NeonI8mm {
     type S = arm::Neon;
     type Sum = int32x4_t;
     const FLIP: u32 = NeonDot::FLIP;
-    tiles!(; 4: 2 4);
+    tiles!(; 4; 4: 2 4);
     intrinsics! {
         zero() -> int32x4_t = NeonDot::zero();
         madd(sum: int32x4_t, weights: uint32x4_t, x: uint32x4_t) -> int32x4_t = {
@@ -106,7 +107,6 @@ impl Multiply for NeonI8mm {
         sums: &mut Sums<Self, M, V>,
         codes: *const u32,
         x: *const u32,
-        _: usize,
     ) {
         unsafe {
             for j in 0..V {

@@ -1,4 +1,5 @@
-//! Dot products of the integers of a tile and a panel, written once for all instruction sets.
+//! Dot products of the integers of a tile of several rows and a panel, written once for all
+//! instruction sets.
 
 use super::layout::STEP;
 use super::tile::{SPAN, Tile};
@@ -12,8 +13,8 @@ pub type Sums<A, const M: usize, const V: usize> = [[[<A as Multiply>::Sum; V]; 
 /// How an instruction set multiplies the integers of weights and activations: bytes, or 16-bit
 /// integers. As for [`Simd`], the processor must have the instruction set.
 ///
-/// Weights have 4 or 8 `BITS`, or 3 (which stands for 2, too), 5 or 6, unpacked to bytes. There are
-/// `M` rows and `V` vectors of columns.
+/// For several rows, weights have 4 or 8 `BITS`, or 3 (which stands for 2, too), 5 or 6, unpacked
+/// to bytes. There are `M` rows and `V` vectors of columns.
 pub trait Multiply: Copy + Sized + 'static {
     type S: Words;
     /// Sums for a vector of columns.
@@ -34,16 +35,17 @@ pub trait Multiply: Copy + Sized + 'static {
     const UNROLL: bool = false;
 
     unsafe fn zero() -> Self::Sum;
-    /// Adds the products of the integers of words to each lane of a sum. Only [`Multiply::step`]
-    /// calls it.
+    /// Adds the products of the integers of words to each lane of a sum.
     unsafe fn madd(sum: Self::Sum, weights: Vector<Self>, x: Vector<Self>) -> Self::Sum;
     /// Adds a sum of [`Multiply::madd`] times `2^shift` to a sum in 32 bits.
     unsafe fn add(total: Self::Sum, sum: Self::Sum, shift: u32) -> Self::Sum;
     /// Sums in 32 bits as floats.
     unsafe fn float(total: Self::Sum) -> Floats<Self>;
 
-    /// The function for tiles of this height.
+    /// The function for tiles of this height, at least 2.
     fn tile<const BITS: usize, const PLANES: usize>(height: usize) -> Option<Tile>;
+    /// The function for one row.
+    fn row<const BITS: usize, const NESTED: bool, const PLANES: usize>() -> Tile;
 
     /// Adds the products of a step.
     #[inline(always)]
@@ -51,9 +53,8 @@ pub trait Multiply: Copy + Sized + 'static {
         sums: &mut Sums<Self, M, V>,
         codes: *const u32,
         x: *const u32,
-        plane: usize,
     ) {
-        unsafe { step::<Self, BITS, M, V>(sums, codes, x, plane) }
+        unsafe { step::<Self, BITS, M, V>(sums, codes, x) }
     }
 
     /// All sums as floats.
@@ -104,7 +105,7 @@ const fn two_sums<A: Multiply>(bits: usize, rows: usize) -> bool {
 }
 
 /// Number of steps whose products fit in the sums. Activations are at most 128.
-const fn steps_at_once<A: Multiply>(bits: usize) -> usize {
+pub const fn steps_at_once<A: Multiply>(bits: usize) -> usize {
     let width = width::<A>(bits);
     let largest = (1 << if bits < width { bits } else { width }) - 1;
     match A::NARROW {
@@ -117,8 +118,14 @@ const fn steps_at_once<A: Multiply>(bits: usize) -> usize {
 #[inline(always)]
 pub unsafe fn operand<A: Multiply, const BITS: usize>(codes: *const u32, i: usize) -> Vector<A> {
     let width = const { width::<A>(BITS) };
+    unsafe { field::<A, BITS>(A::S::words(codes.add(i / (A::LANE / width) * PANEL)), i) }
+}
+
+/// The field that is operand `i` of a step of 4 or 8 bits, of the words that have it.
+#[inline(always)]
+pub unsafe fn field<A: Multiply, const BITS: usize>(words: Vector<A>, i: usize) -> Vector<A> {
+    let width = const { width::<A>(BITS) };
     unsafe {
-        let words = A::S::words(codes.add(i / (A::LANE / width) * PANEL));
         let field = A::S::field(words, A::LANE, width, i % (A::LANE / width));
         if BITS == 8 && A::FLIP != 0 {
             A::S::xor(field, A::FLIP)
@@ -134,16 +141,10 @@ unsafe fn step<A: Multiply, const BITS: usize, const M: usize, const V: usize>(
     sums: &mut Sums<A, M, V>,
     codes: *const u32,
     x: *const u32,
-    plane: usize,
 ) {
-    let per_row = const { operands::<A>(BITS) / rows(BITS) };
     let (operands, two) = const { (operands::<A>(BITS), two_sums::<A>(BITS, M)) };
     unsafe {
         for i in 0..operands {
-            if M == 1 && plane == 0 && matches!(BITS, 4 | 8) && i % per_row == 0 {
-                // The processor's own prefetchers stop at the end of a page.
-                A::S::prefetch(codes.wrapping_add(i / per_row * PANEL + 1024).cast());
-            }
             let mut weights = [A::S::word(codes); V];
             for (j, weights) in weights.iter_mut().enumerate() {
                 *weights = operand::<A, BITS>(codes.add(j * A::S::LANES), i);
@@ -192,7 +193,7 @@ unsafe fn next<A: Multiply, const BITS: usize, const PLANES: usize, const M: usi
     unsafe {
         let codes = codes.add(v * rows(BITS) * PANEL);
         let x = x.add((v * PLANES + plane) * words::<A>() * M);
-        A::step::<BITS, M, V>(sums, codes, x, plane);
+        A::step::<BITS, M, V>(sums, codes, x);
         let end = v + 1;
         if A::NARROW > 0 && (end % const { steps_at_once::<A>(BITS) } == 0 || end == count) {
             add::<A, BITS, M, V>(totals, sums);
@@ -247,7 +248,7 @@ pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
     count: usize,
 ) -> [[Floats<A>; V]; M] {
     unsafe {
-        if M == 1 || !A::ONE_BY_ONE {
+        if !A::ONE_BY_ONE {
             return columns::<A, BITS, PLANES, M, V>(codes, x, count);
         }
         let mut out = [[A::S::splat(0.0); V]; M];
@@ -261,10 +262,21 @@ pub unsafe fn dot<A: Multiply, const BITS: usize, const PLANES: usize, const M: 
     }
 }
 
-/// Defines the functions of an instruction set: the numbers of vectors, and the heights that have
-/// them.
+/// Defines the functions of an instruction set: the number of vectors for one row, and numbers of
+/// vectors for several, with the heights that have them.
 macro_rules! tiles {
-    ($($feature:literal)?; $($vectors:literal: $($height:literal)*);*) => {
+    ($($feature:literal)?; $row:literal; $($vectors:literal: $($height:literal)*);*) => {
+        fn row<const BITS: usize, const NESTED: bool, const PLANES: usize>() -> Tile {
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn run<A: Multiply, const BITS: usize, const NESTED: bool, const PLANES: usize>(
+                call: &Call,
+            ) {
+                unsafe { row::<A, BITS, NESTED, PLANES, $row>(call) }
+            }
+            run::<Self, BITS, NESTED, PLANES>
+        }
+
+
         fn tile<const BITS: usize, const PLANES: usize>(height: usize) -> Option<Tile> {
             $(#[target_feature(enable = $feature)])?
             unsafe fn run<A: Multiply, const BITS: usize, const PLANES: usize, const M: usize, const V: usize>(

@@ -5,47 +5,30 @@ use super::arm;
 use super::dot::Multiply;
 use super::layout::{Layout, Words};
 use super::portable;
+use super::scales::Meaning;
 use super::tile::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use crate::backend::cpu::isa::Isa;
-
-/// How weights stand in the words that a tile reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codes {
-    Four,
-    Eight,
-    /// This many bits, unpacked to bytes.
-    Unpacked(usize),
-}
+use crate::quant::{Bits, Format, Scales};
 
 /// What a tile function is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    pub codes: Codes,
+    pub format: Format,
     pub planes: usize,
 }
 
-impl Codes {
-    pub fn new(bits: usize) -> Option<Self> {
-        match bits {
-            4 => Some(Self::Four),
-            8 => Some(Self::Eight),
-            2 | 3 | 5 | 6 => Some(Self::Unpacked(bits)),
-            _ => None,
-        }
-    }
-
-    pub fn bits(self) -> usize {
-        match self {
-            Self::Four => 4,
-            Self::Eight => 8,
-            Self::Unpacked(bits) => bits,
-        }
-    }
-}
-
 impl Form {
+    pub fn bits(self) -> usize {
+        self.format.bits.count() as usize
+    }
+
+    /// True for weights of which several rows read bytes, unpacked before.
+    pub fn is_unpacked(self) -> bool {
+        !matches!(self.format.bits, Bits::Four | Bits::Eight)
+    }
+
     /// The function for a layout of rows.
     pub fn tile(self, isa: Isa, layout: Layout) -> Option<Tile> {
         let wide = layout.words == Words::Int16;
@@ -87,23 +70,42 @@ impl Form {
     }
 
     fn of<A: Multiply, const PLANES: usize>(self, height: usize) -> Option<Tile> {
-        match self.codes {
-            Codes::Four => A::tile::<4, PLANES>(height),
-            Codes::Eight => A::tile::<8, PLANES>(height),
-            Codes::Unpacked(6) if A::NARROW > 0 => A::tile::<6, PLANES>(height),
-            Codes::Unpacked(5) if A::NARROW > 0 => A::tile::<5, PLANES>(height),
-            Codes::Unpacked(_) if A::NARROW > 0 || A::FLIP != 0 => A::tile::<3, PLANES>(height),
-            Codes::Unpacked(_) => A::tile::<8, PLANES>(height),
+        if height == 1 {
+            return Some(self.row::<A, PLANES>());
+        }
+        match self.format.bits {
+            Bits::Four => A::tile::<4, PLANES>(height),
+            Bits::Eight => A::tile::<8, PLANES>(height),
+            Bits::Six if A::NARROW > 0 => A::tile::<6, PLANES>(height),
+            Bits::Five if A::NARROW > 0 => A::tile::<5, PLANES>(height),
+            _ if A::NARROW > 0 || A::FLIP != 0 => A::tile::<3, PLANES>(height),
+            _ => A::tile::<8, PLANES>(height),
         }
     }
 
-    /// The level of an integer 0. Signed dot products subtract 128 from weights of 8 bits.
-    pub fn level(self, isa: Isa) -> f32 {
+    fn row<A: Multiply, const PLANES: usize>(self) -> Tile {
+        match (self.format.bits, self.format.scales) {
+            (Bits::Two, Scales::Pairs) => A::row::<2, false, PLANES>(),
+            (Bits::Three, Scales::Pairs) => A::row::<3, false, PLANES>(),
+            (Bits::Four, Scales::Pairs) => A::row::<4, false, PLANES>(),
+            (Bits::Five, Scales::Pairs) => A::row::<5, false, PLANES>(),
+            (Bits::Six, Scales::Pairs) => A::row::<6, false, PLANES>(),
+            (Bits::Eight, _) => A::row::<8, false, PLANES>(),
+            (Bits::Two, Scales::Nested(_)) => A::row::<2, true, PLANES>(),
+            (Bits::Three, Scales::Nested(_)) => A::row::<3, true, PLANES>(),
+            (Bits::Four, Scales::Nested(_)) => A::row::<4, true, PLANES>(),
+            (Bits::Five, Scales::Nested(_)) => A::row::<5, true, PLANES>(),
+            (Bits::Six, Scales::Nested(_)) => A::row::<6, true, PLANES>(),
+        }
+    }
+
+    /// What integers of weights stand for. Signed dot products subtract 128 from weights of 8 bits.
+    pub fn meaning(self, isa: Isa) -> Meaning {
         let signed = matches!(isa, Isa::NeonDot | Isa::NeonI8mm);
-        if signed && self.codes == Codes::Eight {
-            3.0
-        } else {
-            2.0
+        let bits = self.format.bits;
+        Meaning {
+            unit: bits.step(),
+            level: if signed && bits == Bits::Eight { 3.0 } else { 2.0 },
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store};
 use crate::backend::kernel::{Arguments, KernelSpec, Signature};
+use crate::quant::{Bits, Format, Scales, nested};
 use half::f16;
 
 /// Memory aligned to 64 bytes.
@@ -77,7 +78,8 @@ impl Rng {
 pub struct Weights {
     pub codes: Buffer,
     pub scales: Buffer,
-    /// `[k][n]`: scale, and `w1 - bias`.
+    /// `[k][n]`: scale, and `w1 - bias`; or a number of the size of the terms, and the weight
+    /// relative to it.
     pub decoded: Vec<(f64, f64)>,
 }
 
@@ -103,6 +105,62 @@ impl Weights {
                     decoded[i * n + c] = (scale.to_f64(), level - bias.to_f64());
                 }
             }
+        }
+        Self {
+            codes: Buffer::of(&codes),
+            scales: Buffer::of(&scales),
+            decoded,
+        }
+    }
+
+    /// With nested scales.
+    pub fn nested(bits: usize, k: usize, n: usize, seed: u64) -> Self {
+        let mut rng = Rng(0x9E37_79B9_7F4A_7C15 ^ seed);
+        let format = Format::nested(Bits::new(bits as i64).unwrap()).unwrap();
+        let Scales::Nested(nested) = format.scales else {
+            panic!("{format}")
+        };
+        let columns = n.next_multiple_of(16);
+        let (mut rows, mut codes) = (
+            vec![0; nested.rows(k) * columns],
+            vec![0; k * bits / 32 * columns],
+        );
+        let mut decoded = vec![(0.0, 0.0); k * n];
+        for j in 0..n {
+            for b in 0..k / nested::BLOCK {
+                let mut block = nested::Block {
+                    halves: [0.001 + 0.002 * rng.uniform(), 0.004].map(f16::from_f64),
+                    ..Default::default()
+                };
+                for g in 0..nested.groups() {
+                    let number = rng.next() >> 9;
+                    let (scale, minimum) = match (nested.minima, nested.is_six()) {
+                        (true, true) => (number as i8 & 63, (number >> 8) as u8 & 63),
+                        (true, false) => (number as i8 & 15, (number >> 8) as u8 & 15),
+                        (false, true) => ((number as i8 & 63) - 32, 0),
+                        (false, false) => (number as i8, 0),
+                    };
+                    (block.scales[g], block.minima[g]) = (scale, minimum);
+                }
+                assert!(nested.set(&mut rows, columns, k, (b, j), &block));
+            }
+            for i in 0..k {
+                let code = (rng.next() >> 5) as u32 & ((1 << bits) - 1);
+                put(&mut codes[j / 16 * (k * bits / 32 * 16)..], bits, i, j % 16, code);
+                let [unit, rest] = nested
+                    .get(&rows, columns, k, (i / nested.group, j))
+                    .map(f64::from);
+                let weight = unit * (f64::from(code) - f64::from(nested.zero())) + rest;
+                // The size of what is added.
+                let size = unit.abs() * f64::from(1u32 << bits) + rest.abs();
+                decoded[i * n + j] = (size, if size > 0.0 { weight / size } else { 0.0 });
+            }
+        }
+        let mut scales = vec![0; rows.len()];
+        let height = nested.rows(k);
+        for (at, word) in rows.iter().enumerate() {
+            let (row, j) = (at / columns, at % columns);
+            scales[(j / 16 * height + row) * 16 + j % 16] = *word;
         }
         Self {
             codes: Buffer::of(&codes),

@@ -7,6 +7,7 @@ use crate::kernels::product_e0m::cpu_quantize::Quantize;
 struct Case {
     bits: usize,
     group: usize,
+    nested: bool,
     block: usize,
     planes: usize,
     m: usize,
@@ -21,6 +22,7 @@ impl Case {
         Self {
             bits,
             group,
+            nested: false,
             block,
             planes,
             m,
@@ -59,6 +61,9 @@ impl Case {
         ];
         if more.parts.is_some() {
             defines.push(("PARTS", 1));
+        }
+        if self.nested {
+            defines.push(("NESTED", 256 / self.group));
         }
         let kernel = ProductE0m::new(&spec(&defines), isa).unwrap();
         let [end0, end1, start1, start2] = more.parts.unwrap_or([7; 4]);
@@ -156,6 +161,34 @@ fn products_match_for_all_widths_and_groups() {
                         let y = case.run(isa, &x, &mut weights, 1 + i % 3, &More::default());
                         case.check(isa, &x, &weights[0], &y);
                     }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nested_scales_match_and_rows_do_not_depend_on_others() {
+    for isa in Isa::supported() {
+        for (bits, group) in [(2, 16), (3, 16), (4, 32), (5, 32), (6, 16)] {
+            let (k, n) = (768, 34);
+            let mut weights = [Weights::nested(bits, k, n, 3)];
+            let x = Rng(7).normals(17 * k);
+            for planes in [1, 2] {
+                let mut rows = |from: usize, m: usize, threads| {
+                    let case = Case {
+                        nested: true,
+                        ..Case::new([bits, group, planes, 32], [m, k, n])
+                    };
+                    let x = &x[from * k..][..m * k];
+                    let y = case.run(isa, x, &mut weights, threads, &More::default());
+                    case.check(isa, x, &weights[0], &y);
+                    y
+                };
+                let all = rows(0, 17, 3);
+                for m in [1, 2, 3, 5, 12] {
+                    let some = rows(3, m, 2);
+                    assert_eq!(some, all[3 * n..][..m * n], "{isa:?}, {bits} bits, {m} rows");
                 }
             }
         }

@@ -2,21 +2,21 @@
 
 use super::dot::{Floats, Multiply, dot, rows, words};
 use super::layout::STEP;
-use super::words::Words;
-use crate::backend::cpu::simd::{Job, Simd};
+use super::scales::Meaning;
+use crate::backend::cpu::simd::Simd;
 pub use crate::tensor::PANEL;
-use half::f16;
 
 /// The most weights whose products are summed in 32 bits: of 8 bits, with 16-bit activations.
 pub const SPAN: usize = 256;
 /// Weights in a block, most often.
 const COMMON: usize = 32;
 
-/// A tile, a panel, and the part of K that is multiplied. All pointers are to its start.
+/// A tile and a panel. All pointers are to their starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub codes: *const u32,
-    /// For one row 16 words per group, and for more what [`DecodeScales`] makes of them.
+    /// For one row the words of the panel, and for more what [`super::scales::DecodeScales`] makes
+    /// of them.
     pub scales: *const u32,
     pub x: *const u32,
     pub factors: *const f32,
@@ -24,52 +24,13 @@ pub struct Call {
     pub k: usize,
     pub group: usize,
     pub block: usize,
-    /// The distance of levels, and the level of an integer 0.
-    pub unit: f32,
-    pub level: f32,
+    pub meaning: Meaning,
     /// Rows of 16 sums, `stride` floats apart.
     pub out: *mut f32,
     pub stride: usize,
-    /// Whether `out` holds the sums of the weights before.
-    pub resume: bool,
 }
 
-/// Decodes scales and biases of a panel: for each group 16 distances of levels, and 16 values of an
-/// integer 0. The same operations as a tile of one row does.
-pub struct DecodeScales<'a> {
-    pub scales: &'a [u32],
-    pub unit: f32,
-    pub level: f32,
-    pub out: &'a mut [f32],
-}
-
-impl Job for DecodeScales<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let groups = self.scales.as_chunks::<PANEL>().0;
-        for (words, out) in groups.iter().zip(self.out.as_chunks_mut::<{ 2 * PANEL }>().0) {
-            let (mut scale, mut bias) = ([f16::ZERO; PANEL], [f16::ZERO; PANEL]);
-            for (i, word) in words.iter().enumerate() {
-                scale[i] = f16::from_bits(*word as u16);
-                bias[i] = f16::from_bits((word >> 16) as u16);
-            }
-            for i in (0..PANEL).step_by(S::LANES) {
-                // SAFETY: whole vectors of arrays.
-                unsafe {
-                    let scale = S::load_f16(scale.as_ptr().add(i));
-                    let bias = S::load_f16(bias.as_ptr().add(i));
-                    let rest = S::mul(scale, S::sub(S::splat(self.level), bias));
-                    S::store(out.as_mut_ptr().add(i), S::mul(scale, S::splat(self.unit)));
-                    S::store(out.as_mut_ptr().add(PANEL + i), rest);
-                }
-            }
-        }
-    }
-}
-
-/// Multiplies and adds to the sums.
+/// Multiplies.
 ///
 /// # Safety
 /// The processor has the instruction set of the function, and the pointers of the call are valid.
@@ -112,38 +73,24 @@ unsafe fn columns_of<A: Multiply, const BITS: usize, const PLANES: usize, const 
     // SAFETY: the pointers stay inside of the panel and the tile.
     unsafe {
         let mut acc = [[A::S::splat(0.0); V]; M];
-        if call.resume {
-            for (m, acc) in acc.iter_mut().enumerate() {
-                *acc = load::<A::S, V>(call.out.add(m * call.stride));
-            }
-        }
         while k > 0 {
             let mut group = k.min(call.group);
             k -= group;
-            let [unit, rest] = if M == 1 {
-                let at = scales;
-                scales = scales.add(PANEL);
-                decode::<A::S, V>(at, call.unit, call.level)
-            } else {
-                let at = scales.cast::<f32>();
-                scales = scales.add(2 * PANEL);
-                [load::<A::S, V>(at), load::<A::S, V>(at.add(PANEL))]
-            };
+            let at = scales.cast::<f32>();
+            scales = scales.add(2 * PANEL);
+            let [unit, rest] = [load::<A::S, V>(at), load::<A::S, V>(at.add(PANEL))];
             while group > 0 {
                 let block = group.min(call.block);
                 group -= block;
                 let steps = COMMON / STEP;
                 if block == COMMON {
-                    // Finishing each row at once takes fewer registers; for one row it does not
-                    // matter.
+                    // Finishing each row at once takes fewer registers.
                     let dots = dot::<A, BITS, PLANES, M, V>(codes, x, steps);
-                    add::<A::S, M, V>(&mut acc, dots, factors, unit, (M > 1).then_some(rest));
+                    add::<A::S, M, V>(&mut acc, dots, factors, unit, Some(rest));
                     codes = codes.add(steps * rows(BITS) * PANEL);
                     x = x.add(steps * words::<A>() * PLANES * M);
                 } else {
                     [codes, x] = spans::<A, BITS, PLANES, M, V>(&mut acc, [codes, x], factors, unit, block);
-                }
-                if M == 1 || block != COMMON {
                     for (m, acc) in acc.iter_mut().enumerate() {
                         let factor = A::S::splat(*factors.add(M + m));
                         for j in 0..V {
@@ -170,22 +117,6 @@ unsafe fn load<S: Simd, const V: usize>(at: *const f32) -> [S::F; V] {
             *out = S::load(at.add(j * S::LANES));
         }
         out
-    }
-}
-
-/// What [`DecodeScales`] makes of the scales and biases of a group.
-#[inline(always)]
-unsafe fn decode<S: Words, const V: usize>(at: *const u32, unit: f32, level: f32) -> [[S::F; V]; 2] {
-    unsafe {
-        let (mut units, mut rest) = ([S::splat(0.0); V], [S::splat(0.0); V]);
-        for j in 0..V {
-            let pair = S::words(at.add(j * S::LANES));
-            let scale = S::halves(pair);
-            let bias = S::halves(S::right(pair, 16));
-            units[j] = S::mul(scale, S::splat(unit));
-            rest[j] = S::mul(scale, S::sub(S::splat(level), bias));
-        }
-        [units, rest]
     }
 }
 

@@ -4,46 +4,42 @@ use super::tile::PANEL;
 use super::words::{self, Words, WordsJob, planes, step};
 use crate::backend::cpu::args::{Memory, product};
 use crate::backend::cpu::isa::Isa;
+use crate::quant::Format;
 
 /// Packed weights.
 pub struct Matrix<'a> {
     pub codes: &'a [u32],
-    /// Pairs of scale and bias.
+    /// Rows of scales.
     pub scales: &'a [u32],
 }
 
 impl Matrix<'_> {
     /// Whether memory holds the codes and scales of `n` columns of `k` weights, and those of a
     /// second matrix, if it has either.
-    pub fn fit(
-        first: [Memory; 2],
-        second: [Option<Memory>; 2],
-        [n, k]: [usize; 2],
-        bits: usize,
-        group: usize,
-    ) -> bool {
+    pub fn fit(first: [Memory; 2], second: [Option<Memory>; 2], [n, k]: [usize; 2], format: Format) -> bool {
+        let bits = format.bits.count() as usize;
         let panels = n.div_ceil(PANEL);
         let holds = |[codes, scales]: [Memory; 2]| {
             codes.holds::<u32>(product(&[panels, PANEL, rows(bits, k)]))
-                && scales.holds::<u32>(product(&[panels, PANEL, k.div_ceil(group)]))
+                && scales.holds::<u32>(product(&[panels, PANEL, format.scale_rows(k)]))
         };
         let second = match second {
             [Some(codes), Some(scales)] => holds([codes, scales]),
             either => either.iter().all(Option::is_none),
         };
-        second && is_whole(bits, k) && holds(first)
+        second && k.is_multiple_of(format.k_step()) && holds(first)
     }
 
     /// `n` columns of `k` weights, in whole panels.
     ///
     /// # Safety
     /// Nobody writes the weights.
-    pub unsafe fn new([codes, scales]: [Memory; 2], [n, k]: [usize; 2], bits: usize, group: usize) -> Self {
+    pub unsafe fn new([codes, scales]: [Memory; 2], [n, k]: [usize; 2], format: Format) -> Self {
         let columns = n.next_multiple_of(PANEL);
         unsafe {
             Self {
-                codes: &codes.slice()[..columns * rows(bits, k)],
-                scales: &scales.slice()[..columns * k.div_ceil(group)],
+                codes: &codes.slice()[..columns * rows(format.bits.count() as usize, k)],
+                scales: &scales.slice()[..columns * format.scale_rows(k)],
             }
         }
     }
@@ -54,25 +50,13 @@ pub fn rows(bits: usize, k: usize) -> usize {
     k * bits / 32
 }
 
-/// Whether columns of `k` weights fill their words, as all packed matrices do.
-pub fn is_whole(bits: usize, k: usize) -> bool {
-    k.is_multiple_of(match bits {
-        8 => 4,
-        4 => 8,
-        2 => 16,
-        _ => 32,
-    })
-}
-
-/// Unpacks steps of a panel.
+/// Unpacks a panel.
 pub struct Unpack<'a> {
     pub bits: usize,
     /// Whether bytes are in the order of 8-bit weights (0 2 1 3) and not of 4-bit ones (0 4 1 5).
     pub per4: bool,
     /// The words of the panel.
     pub panel: &'a [u32],
-    /// The first step.
-    pub first: usize,
     /// Two rows of words per step.
     pub out: &'a mut [u32],
 }
@@ -81,7 +65,7 @@ impl Unpack<'_> {
     /// # Safety
     /// The processor has the instruction set.
     pub unsafe fn run_on(self, isa: Isa) {
-        let steps = self.first + self.out.len() / (2 * PANEL);
+        let steps = self.out.len() / (2 * PANEL);
         assert!(
             steps * 8 * self.bits / 32 * PANEL <= self.panel.len(),
             "{steps} steps"
@@ -98,7 +82,7 @@ impl Unpack<'_> {
             for c in (0..PANEL).step_by(S::LANES) {
                 // SAFETY: the panel has this step, and `out` two rows.
                 unsafe {
-                    let words = step::<S, BITS>(self.panel.as_ptr().add(c), self.first + i, false);
+                    let words = step::<S, BITS>(self.panel.as_ptr().add(c), i, false);
                     for (row, places) in places.into_iter().enumerate() {
                         let mut bytes = S::left(spread::<S>(words[0], high, places), low);
                         if low > 0 {

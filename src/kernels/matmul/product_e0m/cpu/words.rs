@@ -24,6 +24,8 @@ pub trait Words: Simd {
     unsafe fn field(a: Self::U, lane: usize, width: usize, i: usize) -> Self::U;
     /// Bits of floats.
     unsafe fn floats(a: Self::U) -> Self::F;
+    /// Integers below 2^31 as floats.
+    unsafe fn integers(a: Self::U) -> Self::F;
     /// The low halves of words as floats.
     unsafe fn halves(a: Self::U) -> Self::F;
 }
@@ -98,7 +100,7 @@ pub unsafe fn step<S: Words, const BITS: usize>(panel: *const u32, step: usize, 
 }
 
 /// The lowest `width` bits of each `lane` bits of a word.
-const fn mask(lane: usize, width: usize) -> u32 {
+pub(super) const fn mask(lane: usize, width: usize) -> u32 {
     ((1 << width) - 1) * (u32::MAX / ((1 << lane) - 1))
 }
 
@@ -191,6 +193,10 @@ impl Words for simd::Portable {
         a.map(f32::from_bits)
     }
     #[inline(always)]
+    unsafe fn integers(a: Self::U) -> Self::F {
+        a.map(|v| v as f32)
+    }
+    #[inline(always)]
     unsafe fn halves(a: Self::U) -> Self::F {
         a.map(half)
     }
@@ -240,6 +246,7 @@ mod x86 {
                 }
             };
             floats(a: __m256i) -> __m256 = _mm256_castsi256_ps(a);
+            integers(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
             halves(a: __m256i) -> __m256 = {
                 let a = _mm256_and_si256(a, _mm256_set1_epi32(0xFFFF));
                 let a = _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
@@ -275,6 +282,7 @@ mod x86 {
                 }
             };
             floats(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
+            integers(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
             halves(a: __m512i) -> __m512 = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a));
         }
     }
@@ -313,6 +321,7 @@ mod arm {
                 }
             };
             floats(a: uint32x4_t) -> float32x4_t = vreinterpretq_f32_u32(a);
+            integers(a: uint32x4_t) -> float32x4_t = vcvtq_f32_u32(a);
             halves(a: uint32x4_t) -> float32x4_t = {
                 let y: float32x4_t;
                 std::arch::asm!(

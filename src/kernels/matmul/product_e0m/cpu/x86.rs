@@ -2,6 +2,7 @@
 //! and AVX-512 VNNI: bytes with sums of four in 32 bits.
 
 use super::dot::{Multiply, tiles};
+use super::row::row;
 use super::tile::{Call, Tile, tile};
 use crate::backend::cpu::simd::{intrinsics, x86};
 use std::arch::asm;
@@ -34,7 +35,7 @@ impl<const LANE: usize> Multiply for Avx2<LANE> {
     const LANE: usize = LANE;
     const NARROW: usize = if LANE == 8 { 4 } else { 0 };
     const UNROLL: bool = true;
-    tiles!("avx2,fma,f16c"; 2: 1 2; 1: 3 4 5 6);
+    tiles!("avx2,fma,f16c"; 2; 2: 2; 1: 3 4 5 6);
     intrinsics! {
         zero() -> __m256i = _mm256_setzero_si256();
         madd(sum: __m256i, weights: __m256i, x: __m256i) -> __m256i = opaque(if LANE == 8 {
@@ -54,7 +55,7 @@ impl<const LANE: usize> Multiply for Avx2<LANE> {
 impl Multiply for AvxVnni {
     type S = x86::Avx2;
     type Sum = __m256i;
-    tiles!("avxvnni,avx2,fma,f16c"; 2: 1 2; 1: 3 4 5 6);
+    tiles!("avxvnni,avx2,fma,f16c"; 2; 2: 2; 1: 3 4 5 6);
     intrinsics! {
         zero() -> __m256i = _mm256_setzero_si256();
         madd(sum: __m256i, weights: __m256i, x: __m256i) -> __m256i = _mm256_dpbusd_avx_epi32(sum, weights, x);
@@ -69,7 +70,7 @@ impl Multiply for Avx512Vnni {
     type S = x86::Avx512;
     type Sum = __m512i;
     const TWO_SUMS: usize = 4;
-    tiles!("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"; 1: 1 2 3 4 5 6 8 10 12);
+    tiles!("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"; 1; 1: 2 3 4 5 6 8 10 12);
     intrinsics! {
         zero() -> __m512i = _mm512_setzero_si512();
         madd(sum: __m512i, weights: __m512i, x: __m512i) -> __m512i = _mm512_dpbusd_epi32(sum, weights, x);

@@ -1,7 +1,7 @@
 //! The product of some rows and some panels in f32.
 //!
-//! With weights `s * (w - b)`, the sum over a group is `s * (sum(x * w) - b * sum(x))`. Products
-//! are added in the order of K, for any number of rows.
+//! With weights `s * (w - 2) + r`, the sum over a group is `s * (sum(x * w) - 2 * sum(x)) + r *
+//! sum(x)`. Products are added in the order of K, for any number of rows.
 
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
@@ -19,7 +19,8 @@ pub const MOST_PANELS: usize = 4;
 pub struct Call {
     /// Words of each panel; without them, `levels` is read.
     pub codes: [*const u32; MOST_PANELS],
-    pub scales: [*const u32; MOST_PANELS],
+    /// 16 scales `s` and 16 weights `r` of each group.
+    pub scales: [*const f32; MOST_PANELS],
     /// `[k][panels * 16]` weights before scale and bias.
     pub levels: *const f32,
     pub x: [*const f32; MOST_ROWS],
@@ -112,13 +113,12 @@ unsafe fn tile<S: Words, const BITS: usize, const M: usize, const C: usize>(call
                 i += count;
             }
             for v in 0..C {
-                let at = call.scales[v / per_panel].add(g * PANEL + v % per_panel * S::LANES);
-                let pair = S::words(at);
-                let scale = S::halves(pair);
-                let minus = S::sub(S::splat(0.0), S::halves(S::right(pair, 16)));
+                let at = call.scales[v / per_panel].add(2 * g * PANEL + v % per_panel * S::LANES);
+                let (scale, rest) = (S::load(at), S::load(at.add(PANEL)));
                 for m in 0..M {
                     let sum = S::splat(*call.sums[m].add(g));
-                    acc[m][v] = S::fma(scale, S::fma(minus, sum, t[m][v]), acc[m][v]);
+                    let above = S::fma(S::splat(-2.0), sum, t[m][v]);
+                    acc[m][v] = S::fma(rest, sum, S::fma(scale, above, acc[m][v]));
                 }
             }
             g += 1;
