@@ -60,6 +60,17 @@ impl Nested {
         matches!(self.entry, 6 | 12)
     }
 
+    /// Entries in a row of words.
+    pub const fn per_word(self) -> usize {
+        let bits = if self.is_six() { 24 } else { 32 };
+        bits / self.entry as usize
+    }
+
+    /// Bits of an integer scale.
+    pub const fn scale_bits(self) -> u32 {
+        if self.minima { self.entry / 2 } else { self.entry }
+    }
+
     /// Rows of words with integers, per block.
     pub const fn words(self) -> usize {
         if self.is_six() { 3 } else { 4 }
@@ -95,7 +106,7 @@ impl Nested {
     #[must_use]
     pub fn set(self, words: &mut [u32], n: usize, k: usize, (b, j): (usize, usize), block: &Block) -> bool {
         let mut entries = [0u32; MOST_GROUPS];
-        let width = if self.minima { self.entry / 2 } else { self.entry };
+        let width = self.scale_bits();
         for ((entry, scale), minimum) in entries
             .iter_mut()
             .zip(block.scales)
@@ -122,17 +133,11 @@ impl Nested {
             *word = *word & !(0xFFFF << shift) | d << shift;
         }
         let first = self.half_rows(k) + b * self.words();
-        let per = if self.is_six() { 24 } else { 32 } / self.entry as usize;
-        let joined = |entries: &[u32]| {
+        let mut all = [0; 4];
+        for (word, entries) in all.iter_mut().zip(entries.chunks(self.per_word())) {
             let parts = entries.iter().rev();
-            parts.fold(0, |word, entry| word << self.entry | entry)
-        };
-        let all = entries.chunks(per).take(4).map(joined);
-        let all: [u32; 4] = {
-            let mut out = [0; 4];
-            out.iter_mut().zip(all).for_each(|(to, word)| *to = word);
-            out
-        };
+            *word = parts.fold(0, |word, entry| word << self.entry | entry);
+        }
         for row in 0..self.words() {
             words[(first + row) * n + j] = if self.is_six() {
                 all[row] | (all[3] >> (8 * row) & 0xFF) << 24
@@ -158,7 +163,7 @@ impl Nested {
         };
         let first = self.half_rows(k) + b * self.words();
         let word = |row: usize| words[(first + row) * n + j];
-        let per = if self.is_six() { 24 } else { 32 } / self.entry as usize;
+        let per = self.per_word();
         let word = match i / per {
             3 if self.is_six() => (0..3).fold(0, |all, row| all | word(row) >> 24 << (8 * row)),
             row => word(row),
@@ -169,7 +174,7 @@ impl Nested {
             f32::from(v)
         };
         if self.minima {
-            let width = self.entry / 2;
+            let width = self.scale_bits();
             let (scale, minimum) = (entry & ((1 << width) - 1), entry >> width);
             [
                 half(halves) * number(scale),

@@ -374,6 +374,14 @@ impl PackedView<'_> {
         self.weight(self.decode_of(i / self.format.group, j), self.code(i, j))
     }
 
+    /// Adds the error of group `g` of column `j` to `loss`, if its values stand for these weights.
+    pub(super) fn note(&self, g: usize, j: usize, codes: &[u8], weights: &[f32], loss: &mut Loss) {
+        let by = self.decode_of(g, j);
+        for (w, code) in weights.iter().zip(codes) {
+            loss.note(*w, self.weight(by, *code));
+        }
+    }
+
     /// Dequantizes column `j` into `out`, of K elements.
     pub fn decode_column(&self, j: usize, out: &mut [f32]) {
         let group = self.format.group;

@@ -1,7 +1,7 @@
 //! Repacks weights that another format stores on uniform grids, without decoding and requantizing
 //! them.
 
-use super::format::{Bits, Format, QuantError, Scales, affine, decode, encode};
+use super::format::{Bits, Format, QuantError, Scales, affine, encode};
 use super::method::{Method, Scratch, constant};
 use super::nested::{self, Nested};
 use super::packed::{Loss, Packed};
@@ -143,6 +143,9 @@ impl Grids<'_> {
                     found: code.to_string(),
                 });
             }
+            if let Scales::Nested(nested) = scales {
+                self.set_blocks(&mut packed, nested, j, blocks)?;
+            }
             for (g, (codes, grid)) in codes.chunks_mut(group).zip(grids).enumerate() {
                 let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
                 if let Some(value) = bad {
@@ -151,24 +154,16 @@ impl Grids<'_> {
                         value: value.to_string(),
                     });
                 }
-                if let Scales::Nested(_) = scales {
-                    codes.iter().for_each(|q| {
-                        let weight = grid.weight(*q);
-                        loss.note(weight, weight);
-                    });
-                    packed.set_codes(g, j, codes)?;
-                    continue;
-                }
                 room.weights.clear();
                 room.weights.extend(codes.iter().map(|q| grid.weight(*q)));
-                let [scale, bias] = fit(bits, *grid, codes, &room.weights, &mut room.scratch)?;
-                for (w, q) in room.weights.iter().zip(&*codes) {
-                    loss.note(*w, decode(bits, scale, bias, *q));
+                match scales {
+                    Scales::Pairs => {
+                        let [scale, bias] = fit(bits, *grid, codes, &room.weights, &mut room.scratch)?;
+                        packed.set_group(g, j, scale, bias, codes)?;
+                    }
+                    Scales::Nested(_) => packed.set_codes(g, j, codes)?,
                 }
-                packed.set_group(g, j, scale, bias, codes)?;
-            }
-            if let Scales::Nested(nested) = scales {
-                self.set_blocks(&mut packed, nested, j, blocks)?;
+                packed.view().note(g, j, codes, &room.weights, &mut loss);
             }
         }
         Ok((packed, loss))

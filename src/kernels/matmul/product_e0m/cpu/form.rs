@@ -24,7 +24,7 @@ impl Form {
         self.format.bits.count() as usize
     }
 
-    /// True for weights of which several rows read bytes, unpacked before.
+    /// True for widths that are unpacked to bytes before several rows are multiplied.
     pub fn is_unpacked(self) -> bool {
         !matches!(self.format.bits, Bits::Four | Bits::Eight)
     }

@@ -180,9 +180,8 @@ unsafe fn flush<A: Multiply, const V: usize>(totals: &mut [A::Sum; V], sums: &[[
     }
 }
 
-/// Words of a plane with fields of `width` bits so that the four fields of each half, the first
-/// ones being at the same place in its two bytes, are 0 and 2, and 1 and 3 in the places of the
-/// fields behind.
+/// Moves the lowest four fields of `width` bits of each half of a word: fields 0 and 1 stay in its
+/// low byte, and fields 2 and 3 come to the same places in its high byte.
 #[inline(always)]
 unsafe fn spread<S: Words>(words: S::U, width: usize) -> S::U {
     match width {

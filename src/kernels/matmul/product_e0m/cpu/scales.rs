@@ -25,6 +25,9 @@ pub struct Meaning {
     pub level: f32,
 }
 
+/// Stands for entries before the first ones are read.
+static NOTHING: u32 = 0;
+
 /// Reads the scales of `V` vectors of columns.
 pub struct Reader<S: Words, const BITS: usize, const NESTED: bool, const V: usize> {
     /// Pairs, or halves of nested scales.
@@ -58,7 +61,7 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
                 group: 0,
                 scale: [S::splat(0.0); V],
                 minimum: [S::splat(0.0); V],
-                entries: [S::words(at); V],
+                entries: [S::word(&raw const NOTHING); V],
             }
         }
     }
@@ -95,7 +98,7 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
 
     #[inline(always)]
     unsafe fn nested(&mut self, nested: Nested) -> [[S::F; V]; 2] {
-        let per_word = if nested.is_six() { 24 } else { 32 } / nested.entry as usize;
+        let per_word = nested.per_word();
         let i = self.group % nested.groups();
         unsafe {
             if i == 0 {
@@ -121,7 +124,7 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
             for j in 0..V {
                 let entry = self.entries[j];
                 self.entries[j] = S::right(entry, nested.entry as usize);
-                let width = nested.entry / if nested.minima { 2 } else { 1 };
+                let width = nested.scale_bits();
                 let low = S::and(entry, (1 << width) - 1);
                 if nested.minima {
                     let high = S::and(S::right(entry, width as usize), (1 << width) - 1);
