@@ -4,14 +4,28 @@
     tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR]
                          [--genai [PYTHON]] [--openvino [PYTHON]] [--mnn [PYTHON]]
                          [--backend cpu] [--device TEXT] [--act auto,int8]
-                         [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
-                         [--threads N] [--work DIR] [--json FILE]
+                         [--prefill 128,512] [--decode 64] [--sequences 4,8,16]
+                         [--group-size 32] [--rounds 5] [--quiet-wait 60] [--threads N]
+                         [--work DIR] [--json FILE]
 
-tlite runs the weights of GGUF as E0M4, with each backend and each precision of activations that
-are listed. Name at least one other engine:
+Every engine runs the format in which it is fastest; llama.cpp and tlite also run the same file. So
+the table answers two questions: which engine is faster with the same weights, and which is faster
+if each may choose.
 
---llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as in the folder
-                bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1.
+same file       GGUF, or the Q4_K_M that llama.cpp makes of it if its weights are floats. tlite
+                converts that file without quantizing it again.
+Q4_0            llama.cpp's fastest format on CPUs, made of GGUF by llama.cpp. OpenVINO runs it too.
+E0M4            tlite's fastest format, made of GGUF by tlite.
+
+If GGUF is quantized already, Q4_0 and E0M4 are quantized a second time, which the output says: that
+is right for speeds but not for answers. If GGUF is Q4_0, there is no other llama.cpp file.
+
+tlite runs with each backend and each precision of activations that are listed. Name at least one
+other engine:
+
+--llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml): the folder `bin`
+                of your own build, or bins/linux-x64 of the npm package @node-llama-cpp/linux-x64
+                3.22.1. For comparisons to publish, build it for this processor (see below).
 --llama-bench   llama.cpp through your own llama-bench, on the devices that it chooses.
 --vulkan        llama.cpp's Vulkan backend on the first Vulkan device. DIR as above, of the package
                 @node-llama-cpp/linux-x64-vulkan 3.22.1.
@@ -19,18 +33,27 @@ are listed. Name at least one other engine:
 --openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
 --mnn           MNN on the CPU, 4-bit weights in groups of 32, 8-bit activations.
 
-llama.cpp and OpenVINO get Q4_0, which llama.cpp makes of the same file. That takes the libraries of
---llama-cpp or --vulkan, or a llama-quantize beside llama-bench. Without any of these, llama-bench
-runs GGUF itself with the bits that it has. GenAI and MNN get what their converters make of GGUF.
+Making Q4_0 or Q4_K_M takes the libraries of --llama-cpp or --vulkan, or a llama-quantize beside
+llama-bench. Without any of these, llama-bench runs GGUF only. GenAI and MNN get what their
+converters make of GGUF. To build llama.cpp from its source:
+
+    cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON
+    cmake --build build -j --target llama llama-bench llama-quantize
+    tools/compare_llm.py GGUF --llama-cpp build/bin
 
 PYTHON has the packages listed below. Without it, a Python environment with them is made in --work;
 that needs PyTorch, and installs it unless Debian's python3-torch is there. If a named engine cannot
 be had or cannot run the model, the comparison ends with exit code 1 and the reason.
 
 In each round every engine runs every test once, after one warm-up, and another engine begins. ppN
-feeds N tokens at once into an empty cache; tgN feeds N tokens one by one. The table has the median
-tokens/s (smallest to largest), and the median over the rounds of tlite's speed over that of the
-other engine. Other work on the machine affects the ratios less than the speeds.
+feeds N tokens at once into an empty cache; tgN feeds N tokens one by one. With --sequences, tlite
+and llama.cpp (not llama-bench) also run seqN: N sequences share each step, and each has a prompt of
+128 tokens and decodes 128. Its speed counts all tokens of all sequences.
+
+The table has the median tokens/s (smallest to largest), and the median over the rounds of tlite's
+speed over that of the other engine. Other work on the machine affects the ratios less than the
+speeds. On Linux, each round first waits until other processes use less than 5 % of the cores, for
+at most --quiet-wait seconds. If they still do not, the round counts as disturbed.
 
 Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
 engines on the CPU; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
@@ -46,9 +69,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 
-from llama_cpp import Q4_0, Failure, folder_for, libraries, quantize_gguf, tlite
+from llama_cpp import Q4_0, Q4_K_M, Failure, folder_for, libraries, quantize_gguf, tlite
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
 # What GenAI, OpenVINO and MNN need, with what makes the models of GenAI and MNN. BUILDER is GenAI's
@@ -57,6 +81,10 @@ PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai=
             "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "MNN==3.6.1", "llmexport==0.0.5", "numpy<2"]
 BUILDER = "onnxruntime-genai==0.8.3"
 TORCH = "torch>=1.13,<2.6"
+FLOATS = {"F32", "F16", "BF16"}
+STAT = "/proc/stat"
+# The largest share of the cores that other processes may use before a round.
+BUSY = 0.05
 NO_PEER = (Failure, OSError, AttributeError, KeyError, TypeError, ValueError)
 
 
@@ -68,27 +96,67 @@ def numbers(text):
     return [int(n) for n in text.split(",")]
 
 
+def cores(stat):
+    """Busy time and all time of the cores, from the text of /proc/stat.
+
+    >>> cores("cpu  10 1 5 80 4 0 0 2 3 0\\ncpu0 ..")
+    (18, 102)
+    """
+    times = [int(n) for n in stat.split("\n", 1)[0].split()[1:9]]
+    return sum(times) - times[3] - times[4], sum(times)
+
+
+def busy():
+    """The share of the cores that is in use for a second; the engines only wait meanwhile."""
+    def read():
+        with open(STAT) as f:
+            return cores(f.read())
+
+    before = read()
+    time.sleep(1)
+    after = read()
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
+
+
+def quiet(seconds, share=busy):
+    """Waits until the cores are quiet, at most so many seconds; the last share if they are not.
+
+    >>> quiet(0, lambda: 0.5), quiet(0, lambda: 0.01)
+    (0.5, None)
+    """
+    end = time.monotonic() + seconds
+    while (used := share()) >= BUSY:
+        if time.monotonic() >= end:
+            return used
+    return None
+
+
 class Tlite:
     """A model folder on a backend."""
 
-    def __init__(self, folder, backend, device, act, threads):
-        self.name = f"tlite, {backend}" + ("" if act == "auto" else f", {act}")
+    def __init__(self, file, folder, backend, device, act, threads):
+        self.name = f"tlite, {backend}{'' if act == 'auto' else f', {act}'}, {file}"
         self.options = [folder, "--backend", backend, "--act", act, *(["--device", device] if device else [])]
         if backend == "cpu":
             self.options += ["--threads", threads]
 
-    def round(self, prefill, decode):
+    def round(self, prefill, decode, sequences):
         lengths = ["--prefill", ",".join(map(str, prefill)), "--decode", decode, "--repeat", 1, "--context", max(*prefill, decode)]
         report = tlite("bench", *self.options, *lengths, "--json")
         self.device = f"{report['device']}, {report['driver']}"
-        return {r["test"]: r.get("prefill_tokens_per_s") or r["decode_tokens_per_s"] for r in report["results"]}
+        results = {r["test"]: r.get("prefill_tokens_per_s") or r["decode_tokens_per_s"] for r in report["results"]}
+        if sequences:
+            report = tlite("bench", *self.options, "--parallel", ",".join(map(str, sequences)), "--repeat", 1, "--json")
+            results |= {f"seq{r['sequences']}": r["tokens_per_s"] for r in report["parallel"]}
+        return results
 
 
 class Process:
     """An engine of llm_peers.py, started when the object is created."""
 
-    def __init__(self, name, python, peer, model, context, threads, folder=None):
+    def __init__(self, name, python, peer, model, context, threads, folder=None, sequences=0):
         command = [python, PEERS, peer, model, "--context", str(context), "--threads", str(threads), *(["--llama-cpp", folder] if folder else [])]
+        command += ["--sequences", str(sequences)]
         # Without this, llama.cpp's Vulkan backend ignores CPU drivers and runs on the CPU directly.
         environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ
         self.name = name
@@ -106,8 +174,8 @@ class Process:
             raise Failure(answer["error"])
         return answer
 
-    def round(self, prefill, decode):
-        self.child.stdin.write(json.dumps({"prefill": prefill, "decode": decode}) + "\n")
+    def round(self, prefill, decode, sequences):
+        self.child.stdin.write(json.dumps({"prefill": prefill, "decode": decode, "sequences": sequences}) + "\n")
         self.child.stdin.flush()
         return self.answer()
 
@@ -115,24 +183,23 @@ class Process:
 class Program:
     """llama.cpp through llama-bench."""
 
-    name = "llama-bench"
-
-    def __init__(self, path, model, threads):
+    def __init__(self, name, path, model, threads):
+        self.name = name
         self.command = [path, "-m", model, "-t", str(threads), "-r", "1", "-o", "json"]
         # Known after the first round.
         self.device = ""
 
-    def round(self, prefill, decode):
+    def round(self, prefill, decode, _):
         """
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = os.path.join(folder, "llama-bench")
         ...     rows = [{"n_prompt": 8, "n_gen": 0, "avg_ts": 2.5}, {"n_prompt": 0, "n_gen": 4, "avg_ts": 1.5, "cpu_info": "Z80", "model_type": "Q4_0"}]
         ...     with open(path, "w") as f: _ = f.write(f"#!/bin/sh\\ncat <<'END'\\n{json.dumps(rows)}\\nEND\\n")
         ...     os.chmod(path, 0o755)
-        ...     program = Program(path, "m.gguf", 2)
-        ...     print(program.round([8], 4), program.device)
+        ...     program = Program("llama-bench", path, "m.gguf", 2)
+        ...     print(program.round([8], 4, []), program.device)
         ...     with open(path, "w") as f: _ = f.write("#!/bin/sh\\necho no model >&2\\nexit 3\\n")
-        ...     try: program.round([8], 4)
+        ...     try: program.round([8], 4, [])
         ...     except Failure as e: print(str(e).rsplit(": ", 1)[-1])
         {'pp8': 2.5, 'tg4': 1.5} Z80, Q4_0
         no model
@@ -202,28 +269,62 @@ def mnn_model(python, gguf, work):
     return model
 
 
-def q4_0(a, work):
-    """The file in llama.cpp's Q4_0, quantized on first use; None if no llama.cpp can do that."""
-    path = os.path.join(work, "q4_0.gguf")
+def quantized(a, work, name, number):
+    """GGUF quantized by llama.cpp on first use; None if no llama.cpp can do that."""
+    path = os.path.join(work, f"{name.lower()}.gguf")
     if os.path.isfile(path):
         return path
     folder, beside = a.llama_cpp or a.vulkan, os.path.join(os.path.dirname(a.llama_bench or ""), "llama-quantize")
     if folder:
-        quantize_gguf(libraries(folder), a.gguf, path, Q4_0)
+        quantize_gguf(libraries(folder), a.gguf, path, number)
     elif a.llama_bench and os.path.isfile(beside):
-        called([beside, "--allow-requantize", a.gguf, path + ".part", "Q4_0"])
+        called([beside, "--allow-requantize", a.gguf, path + ".part", name])
         os.replace(path + ".part", path)
     else:
         return None
     return path
 
 
-def needed_q4_0(a, work):
-    """The same for engines that need Q4_0."""
-    path = q4_0(a, work)
-    if not path:
-        raise Failure(f"{os.path.join(work, 'q4_0.gguf')} not found; give --llama-cpp DIR or --vulkan DIR to create it")
-    return path
+def main_type(types):
+    """The type of most weights, of what `tlite inspect` reports.
+
+    >>> main_type([{"name": "Q8_0", "parameters": 3}, {"name": "F32", "parameters": 1}])
+    'Q8_0'
+    """
+    return max(types, key=lambda t: t["parameters"])["name"]
+
+
+def llama_files(a, work):
+    """The files that llama.cpp runs, by their name in the table, and what to say about them."""
+    kind = main_type(tlite("inspect", a.gguf, "--json")["types"])
+    floats = kind in FLOATS
+    same = floats and quantized(a, work, "Q4_K_M", Q4_K_M) or a.gguf
+    fast = None if kind == "Q4_0" else quantized(a, work, "Q4_0", Q4_0)
+    files = {"same file": same} | ({"Q4_0": fast} if fast else {})
+    notes = [f"same file: {os.path.basename(same)}"]
+    if not floats:
+        notes.append(f"{'Q4_0, ' if fast else ''}E0M4: quantized a second time, from {kind}")
+    return files, notes
+
+
+def needed_q4_0(files, work):
+    """Q4_0 for engines that need it."""
+    if "Q4_0" in files or main_type(tlite("inspect", files["same file"], "--json")["types"]) == "Q4_0":
+        return files.get("Q4_0", files["same file"])
+    raise Failure(f"{os.path.join(work, 'q4_0.gguf')} not found; give --llama-cpp DIR or --vulkan DIR to create it")
+
+
+def folders(a, work, same):
+    """The folders that tlite runs, by their name in the table, made on first use."""
+    found = {"same file": os.path.join(work, "same"), "E0M4": os.path.join(work, f"e0m4-{a.group_size}")}
+    if not os.path.isdir(found["same file"]):
+        tlite("convert", same, "-o", found["same file"])
+    if not os.path.isdir(found["E0M4"]):
+        plain = os.path.join(work, "onnx")
+        if not os.path.isdir(plain):
+            tlite("convert", a.gguf, "--float", "-o", plain)
+        tlite("quantize", plain, "-o", found["E0M4"], "--format", "e0m4", "--group-size", a.group_size)
+    return found
 
 
 def look(a):
@@ -238,17 +339,19 @@ def look(a):
             raise Failure(f"{name}: {python} not found")
 
 
-def started(a, work):
+def started(a, work, files):
     """Starts the other engines."""
     context = max(*a.prefill, a.decode) + 8
     rest = (context, a.threads)
+    most = max(a.sequences, default=0)
     wanted = []
-    if a.llama_cpp:
-        wanted.append(("llama.cpp", lambda name: Process(name, sys.executable, name, needed_q4_0(a, work), *rest, a.llama_cpp)))
-    if a.llama_bench:
-        wanted.append(("llama-bench", lambda _: Program(a.llama_bench, q4_0(a, work) or a.gguf, a.threads)))
-    if a.vulkan:
-        wanted.append(("llama.cpp, Vulkan", lambda name: Process(name, sys.executable, "vulkan", needed_q4_0(a, work), *rest, a.vulkan)))
+    for label, file in files.items():
+        if a.llama_cpp:
+            wanted.append((f"llama.cpp, {label}", lambda name, file=file: Process(name, sys.executable, "llama.cpp", file, *rest, a.llama_cpp, most)))
+        if a.llama_bench:
+            wanted.append((f"llama-bench, {label}", lambda name, file=file: Program(name, a.llama_bench, file, a.threads)))
+        if a.vulkan:
+            wanted.append((f"Vulkan, {label}", lambda name, file=file: Process(name, sys.executable, "vulkan", file, *rest, a.vulkan, most)))
     if a.genai is not None:
         def genai(name):
             python = a.genai or environment(work)
@@ -256,7 +359,7 @@ def started(a, work):
 
         wanted.append(("ONNX Runtime GenAI", genai))
     if a.openvino is not None:
-        wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", needed_q4_0(a, work), *rest)))
+        wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", needed_q4_0(files, work), *rest)))
     if a.mnn is not None:
         def mnn(name):
             python = a.mnn or environment(work)
@@ -269,7 +372,7 @@ def started(a, work):
 def named(name, do, *arguments):
     """Calls `do` with the arguments; a failure names the engine.
 
-    >>> named("llama.cpp", Program("/nowhere/llama-bench", "m.gguf", 2).round, [8], 4)
+    >>> named("llama.cpp", Program("", "/nowhere/llama-bench", "m.gguf", 2).round, [8], 4, [])
     Traceback (most recent call last):
     llama_cpp.Failure: llama.cpp: [Errno 2] No such file or directory: '/nowhere/llama-bench'
     """
@@ -308,18 +411,21 @@ def shown(values):
 def table(tests, ours, others, rounds):
     """The lines of the table; `rounds` has tokens/s by program and test.
 
-    >>> rounds = [{"a": {"tg1": 2.0}, "b": {"tg1": 4.0}}, {"a": {"tg1": 3.0}, "b": {"tg1": 4.0}}]
-    >>> for line in table(["tg1"], ["a"], ["b"], rounds): print(" ".join(line.split()))
+    >>> rounds = [{"a": {"tg1": 2.0}, "b": {"tg1": 4.0}, "c": {}}, {"a": {"tg1": 3.0}, "b": {"tg1": 4.0}, "c": {}}]
+    >>> for line in table(["tg1"], ["a"], ["b", "c"], rounds): print(" ".join(line.split()))
     test program tokens/s a / it
     tg1 a 2.5 (2.0 to 3.0)
     tg1 b 4.0 (4.0 to 4.0) 0.625
     """
-    lines = [f"{'test':<8}{'program':<22}{'tokens/s':<32}" + "".join(f"{f'{p} / it':>20}" for p in ours)]
+    first = max(map(len, ["program", *ours, *others])) + 2
+    width = max(map(len, ours)) + 7
+    lines = [f"{'test':<8}{'program':<{first}}{'tokens/s':<32}" + "".join(f"{f'{p} / it':>{width}}" for p in ours)]
     for test in tests:
-        for name in (*ours, *others):
-            line = f"{test:<8}{name:<22}{shown([r[name][test] for r in rounds]):<32}"
+        # Not every engine runs every test.
+        for name in (name for name in (*ours, *others) if test in rounds[0][name]):
+            line = f"{test:<8}{name:<{first}}{shown([r[name][test] for r in rounds]):<32}"
             if name in others:
-                line += "".join(f"{statistics.median(r[p][test] / r[name][test] for r in rounds):>20.3f}" for p in ours)
+                line += "".join(f"{statistics.median(r[p][test] / r[name][test] for r in rounds):>{width}.3f}" for p in ours)
             lines.append(line)
     return lines
 
@@ -338,8 +444,10 @@ def main():
     parser.add_argument("--act", type=lambda text: text.split(","), default=["auto"])
     parser.add_argument("--prefill", type=numbers, default=[128, 512])
     parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--sequences", type=numbers, default=[])
     parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quiet-wait", type=float, default=60)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work")
     parser.add_argument("--json")
@@ -349,22 +457,26 @@ def main():
     look(a)
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
-        plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
-        if not os.path.isdir(folder):
-            if not os.path.isdir(plain):
-                tlite("convert", a.gguf, "--float", "-o", plain)
-            tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
-        others = started(a, work)
-        ours = [Tlite(folder, backend, a.device, act, a.threads) for backend in a.backend for act in a.act]
-        rounds = [{p.name: named(p.name, p.round, a.prefill, a.decode) for p in turns([*ours, *others], n)} for n in range(a.rounds)]
-    tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
+        files, notes = llama_files(a, work)
+        made = folders(a, work, files["same file"])
+        others = started(a, work, files)
+        ours = [Tlite(file, made[file], backend, a.device, act, a.threads) for file in made for backend in a.backend for act in a.act]
+        rounds, disturbed = [], []
+        for n in range(a.rounds):
+            disturbed.append(quiet(a.quiet_wait) if os.path.exists(STAT) else None)
+            rounds.append({p.name: named(p.name, p.round, a.prefill, a.decode, a.sequences) for p in turns([*ours, *others], n)})
+    tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"] + [f"seq{n}" for n in a.sequences]
     for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):
         print(line)
-    for p in (*ours, *others):
-        print(f"{p.name}: {p.device}")
+    shares = [f"{used:.0%}" for used in disturbed if used is not None]
+    known = f"{len(shares)} of {len(rounds)}" if os.path.exists(STAT) else "not known"
+    notes.append(f"disturbed rounds: {known}" + (f" (others used {', '.join(shares)} of the cores)" if shares else ""))
+    for line in (*notes, *(f"{p.name}: {p.device}" for p in (*ours, *others))):
+        print(line)
     if a.json:
         with open(a.json, "w") as f:
-            json.dump({"devices": {p.name: p.device for p in (*ours, *others)}, "rounds": rounds}, f, indent=1)
+            devices = {p.name: p.device for p in (*ours, *others)}
+            json.dump({"devices": devices, "notes": notes, "disturbed": disturbed, "rounds": rounds}, f, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Shared by comparisons with llama.cpp: runs `tlite`, and llama.cpp's library through ctypes.
 
-DIR of --llama-cpp holds llama.cpp's libraries (libllama, libggml), as in the folder bins/linux-x64
-of the npm package @node-llama-cpp/linux-x64 3.22.1.
+DIR of --llama-cpp holds llama.cpp's libraries (libllama, libggml): the folder `bin` of your own
+build, or the folder bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMAND = os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite")
 # llama.cpp's numbers for file types.
-F16, Q4_0, Q4_K_M = 1, 2, 15
+F32, F16, Q4_0, Q4_K_M = 0, 1, 2, 15
 
 
 class Failure(Exception):
@@ -101,7 +101,7 @@ class silence:
 class Params(ctypes.Structure):
     """The first fields of llama.cpp's model and context parameters; the rest keeps its defaults."""
 
-    _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 504)]
+    _fields_ = [*[(name, ctypes.c_uint32) for name in ("context", "batch", "micro_batch", "sequences")], ("rest", ctypes.c_uint8 * 496)]
 
 
 class Batch(ctypes.Structure):
@@ -111,9 +111,9 @@ class Batch(ctypes.Structure):
 
 
 class LlamaCpp:
-    """A model in llama.cpp, on the devices that it chooses."""
+    """A model in llama.cpp, on the devices that it chooses; `sequences` share `context` tokens."""
 
-    def __init__(self, library, path, context, threads):
+    def __init__(self, library, path, context, threads, sequences=1):
         self.lib = library
         pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
         tokens = ctypes.POINTER(ctypes.c_int32)
@@ -140,6 +140,7 @@ class LlamaCpp:
             self.model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
             params = library.llama_context_default_params()
             params.context = params.batch = context
+            params.sequences = sequences
             self.context = self.model and library.llama_init_from_model(self.model, params)
         if not self.context:
             raise Failure(f"llama.cpp could not load {path}")
@@ -164,6 +165,19 @@ class LlamaCpp:
         """Feeds these tokens and waits until they are processed."""
         ids = (ctypes.c_int32 * len(part))(*part)
         code = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(ids, len(part)))
+        if code != 0:
+            raise Failure(f"llama_decode failed (code {code})")
+        self.lib.llama_synchronize(self.context)
+
+    def feed_rows(self, rows):
+        """Feeds rows of (token, position, sequence, whether its logits are needed) at once."""
+        tokens, positions, sequences, needed = zip(*rows)
+        n = len(rows)
+        integers = ctypes.c_int32 * n
+        ids, places, ones, which = integers(*tokens), integers(*positions), integers(*[1] * n), integers(*sequences)
+        pointers = (ctypes.c_void_p * n)(*[ctypes.addressof(which) + 4 * i for i in range(n)])
+        arrays = (ids, None, places, ones, pointers, (ctypes.c_int8 * n)(*needed))
+        code = self.lib.llama_decode(self.context, Batch(n, *[a and ctypes.addressof(a) for a in arrays]))
         if code != 0:
             raise Failure(f"llama_decode failed (code {code})")
         self.lib.llama_synchronize(self.context)

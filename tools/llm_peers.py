@@ -2,13 +2,17 @@
 """Runs other engines for compare_llm.py, each in its own process and Python environment.
 
     llm_peers.py llama.cpp|vulkan|genai|openvino|mnn MODEL --context N --threads N [--llama-cpp DIR]
+                 [--sequences N]
     llm_peers.py genai-model GGUF --builder FOLDER -o DIR
     llm_peers.py mnn-model GGUF -o DIR
 
-An engine writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of
-standard input it runs every test once after a warm-up, and writes {"pp128": tokens/s, .., "tgN":
-tokens/s}. After a failure it writes {"error": ..} and ends. ppN feeds N tokens at once into an
-empty KV cache and computes the logits after the last one; tgN feeds N tokens one by one.
+An engine writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N,
+"sequences": [..]} of standard input it runs every test once after a warm-up, and writes {"pp128":
+tokens/s, .., "tgN": tokens/s, "seqN": tokens/s}. After a failure it writes {"error": ..} and ends.
+ppN feeds N tokens at once into an empty KV cache and computes the logits after the last one; tgN
+feeds N tokens one by one. seqN is for llama.cpp only: N sequences share each step; each has a
+random prompt of 128 tokens and then feeds 128 tokens, as in llama-batched-bench. --sequences is
+the largest N.
 
 MODEL is a GGUF file; for genai and mnn it is the folder that genai-model or mnn-model makes of one.
 To do so, transformers reads the floats, and a converter quantizes them to 4 bits in groups of 32,
@@ -20,12 +24,17 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
 
 from llama_cpp import Failure, LlamaCpp, libraries
+
+
+# Tokens of the prompt of each of several sequences, and those after it.
+PROMPT = AFTER = 128
 
 
 class Library:
@@ -41,6 +50,7 @@ class Library:
         self.device = f"llama.cpp: {', '.join(f'{name} {text}' for name, text in devices.items())}"
         library.llama_backend_init()
         self.model = LlamaCpp(library, a.model, a.context, a.threads)
+        self.several = LlamaCpp(library, a.model, a.sequences * (PROMPT + AFTER), a.threads, a.sequences) if a.sequences else None
 
     def prefill(self, count):
         self.model.clear()
@@ -49,6 +59,13 @@ class Library:
     def decode(self, count):
         self.model.clear()
         return lambda: [self.model.feed([1]) for _ in range(count)]
+
+    def sequences(self, count):
+        self.several.clear()
+        token = lambda: random.randrange(self.several.size)
+        prompts = [(token(), i, s, i == PROMPT - 1) for s in range(count) for i in range(PROMPT)]
+        steps = [[(token(), i, s, True) for s in range(count)] for i in range(PROMPT, PROMPT + AFTER)]
+        return lambda: [self.several.feed_rows(rows) for rows in (prompts, *steps)]
 
 
 def described(library):
@@ -158,14 +175,14 @@ class Mnn:
         return run
 
 
-def speed(count, prepare):
-    """Tokens/s in the second of two runs."""
+def speed(count, prepare, tokens=1):
+    """Tokens/s in the second of two runs that process `count` times `tokens`."""
     for _ in range(2):
         run = prepare(count)
         start = time.perf_counter()
         run()
         seconds = time.perf_counter() - start
-    return count / seconds
+    return count * tokens / seconds
 
 
 def serve(a, write):
@@ -175,7 +192,10 @@ def serve(a, write):
     for line in sys.stdin:
         tests = json.loads(line)
         results = {f"pp{n}": speed(n, peer.prefill) for n in tests["prefill"]}
-        write(results | {f"tg{tests['decode']}": speed(tests["decode"], peer.decode)})
+        results[f"tg{tests['decode']}"] = speed(tests["decode"], peer.decode)
+        if hasattr(peer, "sequences"):
+            results |= {f"seq{n}": speed(n, peer.sequences, PROMPT + AFTER) for n in tests["sequences"]}
+        write(results)
 
 
 def save_floats(path, target):
@@ -233,6 +253,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--sequences", type=int, default=0)
     parser.add_argument("--llama-cpp")
     parser.add_argument("--builder")
     parser.add_argument("-o", "--output")
