@@ -88,7 +88,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
         library = libraries(a.llama_cpp)
-        wide, folder = os.path.join(work, "f32.gguf"), os.path.join(work, "same")
+        wide, folder = os.path.join(work, "f32.gguf"), os.path.join(work, "converted")
         if not os.path.isfile(wide):
             quantize_gguf(library, a.gguf, wide, F32)
         if not os.path.isdir(folder):
