@@ -51,13 +51,14 @@ and llama.cpp (not llama-bench) also run seqN: N sequences share each step, and 
 128 tokens and decodes 128. Its speed counts all tokens of all sequences.
 
 The table has the median tokens/s (smallest to largest), and the median over the rounds of tlite's
-speed over that of the other engine. Other work on the machine affects the ratios less than the
-speeds. On Linux, each round first waits until other processes use less than 5 % of the cores, for
-at most --quiet-wait seconds. If they still do not, the round counts as disturbed.
+speed over that of the other engine. A little other work affects the ratios less than the speeds. On
+busy cores, threads wait for each other, and the ratios mean nothing either. So, on Linux, a round
+first waits until other processes use less than 5 % of the cores, for at most --quiet-wait seconds.
+If they still use more, the round counts as disturbed. Do not publish disturbed rounds.
 
 Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
-engines on the CPU; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
-names the command; by default it is that of the release build.
+engines on the CPU; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable
+TLITE names the command; by default it is that of the release build.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     tools/start_time.py MODEL [--backend opencl] [--device TEXT] [--raw] [--runs 5] [--threads N]
                         [--llama-cpp DIR]
 
-The caches of tlite, PoCL and Mesa and the folder of converted models are in a temporary folder, so
-your own are not touched. "first" is the time until the answer of one token is on standard output;
+The caches of tlite, PoCL and Mesa are in a temporary folder, so your own caches are not touched. So
+is the folder of converted models if MODEL is a file. "first" is the time until the answer of one token is on standard output;
 "cpu" is the CPU time of the process over all cores. The exit code is 1 if a warm start compiles a
 kernel or generates another token. The environment variable TLITE names the command; by default it
 is that of the release build.
@@ -28,7 +28,7 @@ import time
 
 from llama_cpp import COMMAND
 
-CACHES = {"TLITE_CACHE_DIR": "tlite", "TLITE_MODELS": "models", "POCL_CACHE_DIR": "pocl", "MESA_SHADER_CACHE_DIR": "mesa"}
+CACHES = {"TLITE_CACHE_DIR": "tlite", "POCL_CACHE_DIR": "pocl", "MESA_SHADER_CACHE_DIR": "mesa"}
 # The arguments are the folder of this file, DIR, the model, the prompt and the number of threads.
 LLAMA_CPP = """
 import json, sys
@@ -58,11 +58,12 @@ def start(command, environment):
     return first, cpu, json.loads(line)
 
 
-def starts(command, runs):
+def starts(command, model, runs):
     """A cold start and so many warm ones, with caches of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {variable: os.path.join(folder, name) for variable, name in CACHES.items()}
-        for variable in CACHES:
+        caches = CACHES | ({"TLITE_MODELS": "models"} if os.path.isfile(model) else {})
+        environment = os.environ | {variable: os.path.join(folder, name) for variable, name in caches.items()}
+        for variable in caches:
             os.mkdir(environment[variable])
         return [start(command, environment) for _ in range(1 + runs)]
 
@@ -90,7 +91,7 @@ def main():
     print("start       first s   cpu s  compiled  cached  prompt tokens")
     runs, ratios = [], []
     for _ in range(args.runs if args.llama_cpp else 1):
-        made = starts(command, 1 if args.llama_cpp else args.runs)
+        made = starts(command, args.model, 1 if args.llama_cpp else args.runs)
         for number, run in enumerate(made):
             if run[2]["kernels_compiled"] is None:
                 sys.exit("the reference interpreter compiles no kernels; choose a device with --backend")
