@@ -23,14 +23,14 @@ pub(crate) mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, product};
+use crate::backend::cpu::args::{Bound, NativeKernel, Scratch, Store, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::kernels::matmul_e0m;
 use crate::quant::{Bits, Format};
 use form::Form;
 use layout::{Layout, STEP, Words};
-use places::{Grid, Places, Results};
+use places::{Ahead, Grid, Places, Results};
 use scales::DecodeScales;
 use std::ops::Range;
 pub(crate) use tile::PANEL;
@@ -171,14 +171,12 @@ impl Work<'_> {
         [Some(&self.first), self.second.as_ref()].into_iter().flatten()
     }
 
-    /// Words of the scales of a panel: as they are stored for one row, and decoded for more.
+    /// Words of the decoded scales of a panel; 0 for one row, which reads them as they are stored.
     fn scale_words(&self) -> usize {
-        let (format, k) = (self.kernel.form.format, self.args.k);
-        PANEL
-            * match self.layout.height {
-                1 => format.scale_rows(k),
-                _ => 2 * k.div_ceil(format.group),
-            }
+        match self.layout.height {
+            1 => 0,
+            _ => self.args.k.div_ceil(self.kernel.form.format.group) * 2 * PANEL,
+        }
     }
 
     /// Words of the weights of a panel that are unpacked before they are multiplied; 0 for widths
@@ -208,10 +206,7 @@ impl Work<'_> {
         const MOST: usize = 16;
         let k = self.args.k;
         let matrices = self.matrices().count();
-        let (bytes, scales) = match self.layout.height {
-            1 => (0, 0),
-            _ => (self.unpacked_words(), self.scale_words()),
-        };
+        let (bytes, scales) = (self.unpacked_words(), self.scale_words());
         let codes = if bytes > 0 { bytes } else { self.code_words() };
         let panel = matrices * (codes + scales);
         let at_once = if tiles.len() <= 1 && bytes == 0 {
@@ -232,9 +227,13 @@ impl Work<'_> {
             unpacked,
             width: at_once * PANEL,
         };
-        let rows = (ROWS / 4 / self.layout.tile(k).max(1)).max(1);
-        for first in tiles.clone().step_by(rows) {
-            let tiles = first..(first + rows).min(tiles.end);
+        let first = tiles.start;
+        let chunks = tiles
+            .len()
+            .div_ceil((ROWS / 4 / self.layout.tile(k).max(1)).max(1));
+        for chunk in 0..chunks {
+            let tiles = part(tiles.len(), 1, chunk, chunks);
+            let tiles = first + tiles.start..first + tiles.end;
             for block in panels.clone().step_by(at_once) {
                 let block = block..(block + at_once).min(panels.end);
                 unsafe { self.block(store, block, tiles.clone(), &mut space) };
@@ -258,50 +257,30 @@ impl Work<'_> {
         let (height, width) = (self.layout.height, space.width);
         let (bytes, scales, codes) = (self.unpacked_words(), self.scale_words(), self.code_words());
         let stored = kernel.form.format.scale_rows(k) * PANEL;
-        let all = || panels.clone().flat_map(|p| self.matrices().map(move |m| (m, p)));
-        if bytes > 0 {
-            for ((matrix, panel), out) in all().zip(space.unpacked.chunks_exact_mut(bytes)) {
-                let unpack = Unpack {
-                    bits: kernel.form.bits(),
-                    per4: self.layout.words == Words::Int16,
-                    panel: &matrix.codes[panel * codes..][..codes],
-                    out,
-                };
-                // SAFETY: the processor has the instruction set.
-                unsafe { unpack.run_on(kernel.isa) };
-            }
-        }
-        if height > 1 {
-            for ((matrix, panel), out) in all().zip(space.scales.chunks_exact_mut(scales.max(1))) {
-                let decode = DecodeScales {
-                    format: kernel.form.format,
-                    scales: &matrix.scales[panel * stored..][..stored],
-                    k,
-                    meaning: kernel.form.meaning(kernel.isa),
-                    out,
-                };
-                // SAFETY: the processor has the instruction set.
-                unsafe { words::run(kernel.isa, decode) };
-            }
-        }
-        for tile in tiles {
+        for tile in tiles.clone() {
+            let rows = tile * height..((tile + 1) * height).min(m);
             for (p, panel) in panels.clone().enumerate() {
+                let results = self.places().ahead(store, rows.start, column + panel * PANEL);
                 for (i, matrix) in self.matrices().enumerate() {
-                    let out = if i == 0 {
-                        &mut *space.values
-                    } else {
-                        &mut *space.second
-                    };
                     let at = p * matrices + i;
-                    let codes = match bytes {
-                        0 => &matrix.codes[panel * codes..][..codes],
-                        _ => &space.unpacked[at * bytes..][..bytes],
-                    };
+                    let codes = &matrix.codes[panel * codes..][..codes];
+                    let stored = &matrix.scales[panel * stored..][..stored];
+                    let unpacked = &mut space.unpacked[at * bytes..][..bytes];
+                    let decoded = &mut space.scales[at * scales..][..scales];
+                    if tile == tiles.start {
+                        // SAFETY: the processor has the instruction set.
+                        unsafe { self.prepare(codes, stored, unpacked, decoded) };
+                    }
+                    let codes = if bytes > 0 { unpacked } else { codes };
                     let scales = match height {
-                        1 => &matrix.scales[panel * stored..][..stored],
-                        _ => bytemuck::cast_slice(&space.scales[at * scales..][..scales]),
+                        1 => stored,
+                        _ => bytemuck::cast_slice(decoded),
                     };
-                    self.tile(tile, codes, scales, (&mut out[p * PANEL..], width));
+                    let out = match i {
+                        0 => &mut *space.values,
+                        _ => &mut *space.second,
+                    };
+                    self.tile(tile, codes, scales, (&mut out[p * PANEL..], width), results);
                 }
             }
             let columns = column + panels.start * PANEL..column + (panels.end * PANEL).min(n);
@@ -310,8 +289,34 @@ impl Work<'_> {
                 second: (matrices > 1).then_some(&mut *space.second),
                 width,
             };
-            let rows = tile * height..((tile + 1) * height).min(m);
             unsafe { self.places().store(store, results, rows, columns) };
+        }
+    }
+
+    /// Unpacks the weights and decodes the scales of a panel, if several rows are multiplied.
+    ///
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn prepare(&self, panel: &[u32], scales: &[u32], unpacked: &mut [u32], decoded: &mut [f32]) {
+        let (kernel, k) = (self.kernel, self.args.k);
+        if !unpacked.is_empty() {
+            let unpack = Unpack {
+                bits: kernel.form.bits(),
+                per4: self.layout.words == Words::Int16,
+                panel,
+                out: unpacked,
+            };
+            unsafe { unpack.run_on(kernel.isa) };
+        }
+        if !decoded.is_empty() {
+            let decode = DecodeScales {
+                format: kernel.form.format,
+                scales,
+                k,
+                meaning: kernel.form.meaning(kernel.isa),
+                out: decoded,
+            };
+            unsafe { words::run(kernel.isa, decode) };
         }
     }
 
@@ -321,7 +326,14 @@ impl Work<'_> {
     }
 
     /// Multiplies a tile and a panel.
-    fn tile(&self, tile: usize, codes: &[u32], scales: &[u32], (out, stride): (&mut [f32], usize)) {
+    fn tile(
+        &self,
+        tile: usize,
+        codes: &[u32],
+        scales: &[u32],
+        (out, stride): (&mut [f32], usize),
+        results: Ahead,
+    ) {
         let (kernel, layout, k) = (self.kernel, self.layout, self.args.k);
         let factors = layout.factors(k, kernel.block);
         let out = &mut out[..(layout.height - 1) * stride + PANEL];
@@ -336,6 +348,7 @@ impl Work<'_> {
             meaning: kernel.form.meaning(kernel.isa),
             out: out.as_mut_ptr(),
             stride,
+            results,
         };
         // SAFETY: the slices are those of the panel and the tile.
         unsafe { (self.function)(&call) }

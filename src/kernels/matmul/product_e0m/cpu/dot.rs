@@ -42,6 +42,13 @@ pub trait Multiply: Copy + Sized + 'static {
     /// Sums in 32 bits as floats.
     unsafe fn float(total: Self::Sum) -> Floats<Self>;
 
+    /// The same pointer, which the compiler does not look into. It would address all operands by one
+    /// index, and instructions with such addresses are split.
+    #[inline(always)]
+    fn opaque<T>(at: *const T) -> *const T {
+        at
+    }
+
     /// The function for tiles of this height, at least 2.
     fn tile<const BITS: usize, const PLANES: usize>(height: usize) -> Option<Tile>;
     /// The function for one row.

@@ -25,6 +25,13 @@ pub struct Results<'a> {
     pub width: usize,
 }
 
+/// Memory to prefetch: results in rows `stride` floats apart. It may be of no object.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead {
+    pub at: *const f32,
+    pub stride: usize,
+}
+
 impl Places {
     /// Rows of `stride` columns; with `parts`, three results with these ends and starts.
     pub fn new(stride: usize, parts: bool, ends: [usize; 2], starts: [usize; 2]) -> Self {
@@ -57,6 +64,15 @@ impl Places {
             self.stride.saturating_sub(from)
         };
         (count.min(end - column), start + row * columns + column - from)
+    }
+
+    /// Where the results of column `column` are, from row `row` on.
+    pub fn ahead(&self, store: &Store<'_>, row: usize, column: usize) -> Ahead {
+        let [first, next] = [row, row + 1].map(|row| self.run(column, 1, row).1);
+        Ahead {
+            at: store.y.as_ptr::<f32>().wrapping_add(first),
+            stride: next - first,
+        }
     }
 
     /// Stores rows `rows` of columns `columns`.

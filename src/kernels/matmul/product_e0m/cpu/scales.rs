@@ -85,6 +85,7 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
     unsafe fn pairs(&mut self) -> [[S::F; V]; 2] {
         unsafe {
             let (mut units, mut rest) = ([S::splat(0.0); V], [S::splat(0.0); V]);
+            S::prefetch(self.at.wrapping_add(1024).cast());
             for j in 0..V {
                 let pair = S::words(self.at.add(j * S::LANES));
                 let (scale, bias) = (S::halves(pair), S::halves(S::right(pair, 16)));
@@ -105,6 +106,7 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
                 self.halves(nested);
             }
             if i.is_multiple_of(per_word) {
+                S::prefetch(self.integers.wrapping_add(i / per_word * PANEL + 1024).cast());
                 for j in 0..V {
                     let word = |row: usize| S::words(self.integers.add(row * PANEL + j * S::LANES));
                     self.entries[j] = match i / per_word {

@@ -79,6 +79,11 @@ impl Unpack<'_> {
     unsafe fn steps<S: Words, const BITS: usize>(self, places: [[usize; 2]; 2]) {
         let [high, low] = const { planes(BITS) };
         for (i, out) in self.out.chunks_exact_mut(2 * PANEL).enumerate() {
+            let ahead = self.panel.as_ptr().wrapping_add(i * BITS * PANEL / 4 + 1024);
+            S::prefetch(ahead.cast());
+            if BITS > 4 {
+                S::prefetch(ahead.wrapping_add(PANEL).cast());
+            }
             for c in (0..PANEL).step_by(S::LANES) {
                 // SAFETY: the panel has this step, and `out` two rows.
                 unsafe {

@@ -26,6 +26,14 @@ unsafe fn opaque(mut v: __m256i) -> __m256i {
     v
 }
 
+/// As [`Multiply::opaque`].
+#[inline(always)]
+fn pointer<T>(mut at: *const T) -> *const T {
+    // SAFETY: no instruction.
+    unsafe { asm!("/* {0} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags)) };
+    at
+}
+
 // Few rows have two vectors of 8 columns. Many have one, twice for a panel, so that all sums stay
 // in registers.
 
@@ -35,6 +43,10 @@ impl<const LANE: usize> Multiply for Avx2<LANE> {
     const LANE: usize = LANE;
     const NARROW: usize = if LANE == 8 { 4 } else { 0 };
     const UNROLL: bool = true;
+    #[inline(always)]
+    fn opaque<T>(at: *const T) -> *const T {
+        pointer(at)
+    }
     tiles!("avx2,fma,f16c"; 2; 2: 2; 1: 3 4 5 6);
     intrinsics! {
         zero() -> __m256i = _mm256_setzero_si256();
@@ -55,6 +67,10 @@ impl<const LANE: usize> Multiply for Avx2<LANE> {
 impl Multiply for AvxVnni {
     type S = x86::Avx2;
     type Sum = __m256i;
+    #[inline(always)]
+    fn opaque<T>(at: *const T) -> *const T {
+        pointer(at)
+    }
     tiles!("avxvnni,avx2,fma,f16c"; 2; 2: 2; 1: 3 4 5 6);
     intrinsics! {
         zero() -> __m256i = _mm256_setzero_si256();
@@ -71,6 +87,10 @@ impl Multiply for Avx512Vnni {
     type Sum = __m512i;
     const TWO_SUMS: usize = 4;
     tiles!("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c"; 1; 1: 2 3 4 5 6 8 10 12);
+    #[inline(always)]
+    fn opaque<T>(at: *const T) -> *const T {
+        pointer(at)
+    }
     intrinsics! {
         zero() -> __m512i = _mm512_setzero_si512();
         madd(sum: __m512i, weights: __m512i, x: __m512i) -> __m512i = _mm512_dpbusd_epi32(sum, weights, x);
