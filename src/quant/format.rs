@@ -31,6 +31,7 @@ impl Bits {
         Self::ALL.into_iter().find(|b| i64::from(b.count()) == bits)
     }
 
+    #[inline]
     pub const fn count(self) -> u32 {
         match self {
             Self::Two => 2,
@@ -88,6 +89,7 @@ impl Bits {
     }
 
     /// The bit planes of a quantized value, highest bits first.
+    #[inline]
     pub const fn planes(self) -> &'static [Plane] {
         match self {
             Self::Two => const { &[Plane { width: 2, row: 0 }] },
@@ -189,11 +191,37 @@ pub struct Plane {
 
 impl Plane {
     /// Row of words (relative to the block) and bit position of weight `k` of the block's 32.
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "less than 32")]
     pub const fn place(self, k: usize) -> (usize, u32) {
-        let per = 32 / self.width as usize;
+        let per = self.per_word();
         let i = (k % per) as u32;
         (self.row + k / per, i / 2 * self.width + i % 2 * 16)
+    }
+
+    /// Weights in a word.
+    #[inline]
+    pub const fn per_word(self) -> usize {
+        32 / self.width as usize
+    }
+
+    /// The fields of 8 consecutive weights, in one word or, with 8 bits, two, and the mask of
+    /// their bits there. They are shifted to the place of the first weight. The bits of this plane
+    /// are the lowest of each byte of `values`, the first weight in the lowest byte.
+    #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+    #[inline(always)]
+    pub(super) const fn fields(self, values: u64) -> ([u32; 2], u32) {
+        let (width, each) = (self.width, 0x0001_0001_0001_0001);
+        let values = values & (0x0101_0101_0101_0101 * ((1 << width) - 1));
+        // The second and third of four change places: half-words then have pairs of fields.
+        let middle = (values >> 8 ^ values) & 0x0000_FF00_0000_FF00;
+        let pairs = values ^ middle ^ middle << 8;
+        if width == 8 {
+            return ([pairs as u32, (pairs >> 32) as u32], u32::MAX);
+        }
+        let pairs = (pairs | pairs >> (8 - width)) & (each * ((1 << (2 * width)) - 1));
+        let fields = (pairs | pairs >> (32 - 2 * width)) as u32;
+        ([fields, 0], (each * ((1 << (4 * width)) - 1)) as u32)
     }
 }
 
@@ -257,7 +285,12 @@ fn level(bits: Bits, code: u8) -> f32 {
 
 /// The weight of a quantized value, in single precision: `scale * (w1 - bias)`.
 pub fn decode(bits: Bits, scale: f16, bias: f16, code: u8) -> f32 {
-    scale.to_f32() * (level(bits, code) - bias.to_f32())
+    decode_with(bits, scale.to_f32(), bias.to_f32(), code)
+}
+
+/// [`decode`] with converted halves.
+pub(super) fn decode_with(bits: Bits, scale: f32, bias: f32, code: u8) -> f32 {
+    scale * (level(bits, code) - bias)
 }
 
 /// Quantizes a weight: `w1 = w / scale + bias`, clamped to `[2, 4)`, then its top fraction bits,
@@ -287,8 +320,8 @@ pub struct Affine {
     pub scale: f16,
     /// Bias, in the space of `w1`.
     pub bias: f16,
-    /// True if f16 holds both exactly: every value then decodes to the grid's level, bit by bit in
-    /// `f32`.
+    /// True if f16 holds both exactly and zero is a level or the one above: every value then
+    /// decodes to the grid's level, bit by bit in `f32`.
     pub exact: bool,
 }
 
@@ -307,7 +340,10 @@ pub fn affine(bits: Bits, scale: f64, zero: f64) -> Result<Affine, QuantError> {
     Ok(Affine {
         scale: half_s,
         bias: half_b,
-        exact: half_s.to_f64() == s && half_b.to_f64() == b,
+        exact: half_s.to_f64() == s
+            && half_b.to_f64() == b
+            && zero.fract() == 0.0
+            && (2.0..=4.0).contains(&b),
     })
 }
 

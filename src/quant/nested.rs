@@ -2,6 +2,7 @@
 //! minimum, per group, times halves per block of 256 weights.
 
 use super::format::Bits;
+use super::transcode::Grid;
 use half::f16;
 
 /// Weights that share the halves. K is a multiple of this.
@@ -30,6 +31,18 @@ pub struct Block {
     pub halves: [f16; 2],
     pub scales: [i8; MOST_GROUPS],
     pub minima: [u8; MOST_GROUPS],
+}
+
+impl Block {
+    /// The grid of group `g`.
+    pub fn grid(&self, nested: Nested, g: usize) -> Grid {
+        let [d, dmin] = self.halves.map(f16::to_f64);
+        let scale = d * f64::from(self.scales[g]);
+        Grid {
+            scale,
+            offset: -scale * f64::from(nested.zero()) - dmin * f64::from(self.minima[g]),
+        }
+    }
 }
 
 impl Nested {

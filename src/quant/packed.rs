@@ -1,6 +1,6 @@
 //! Quantized matrices in the packed layout, and quantization error.
 
-use super::format::{Bits, Format, QuantError, Scales, decode};
+use super::format::{Bits, Format, QuantError, Scales, decode_with};
 use super::method::{ColumnMethod, Scratch};
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
@@ -52,7 +52,7 @@ pub struct Loss {
     pub absolute: f64,
     /// Sum of squared differences.
     pub squared: f64,
-    /// Sum of squares of the original weights.
+    /// Sum of squares of the original weights, except those of matrices with nested scales.
     pub weights_squared: f64,
 }
 
@@ -74,6 +74,25 @@ impl Loss {
         self.absolute += off.abs();
         self.squared += off * off;
         self.weights_squared += f64::from(given) * f64::from(given);
+    }
+
+    /// Adds a group with this scale and bias.
+    pub(super) fn note_group(&mut self, bits: Bits, pair: [f16; 2], codes: &[u8], weights: &[f32]) {
+        let [scale, bias] = pair.map(f16::to_f32);
+        for (w, code) in weights.iter().zip(codes) {
+            self.note(*w, decode_with(bits, scale, bias, *code));
+        }
+    }
+
+    /// Adds a group of weights `scale * (code - zero)` without an error; `zero` is from 0 to 256.
+    #[expect(clippy::cast_possible_truncation, reason = "a small integer")]
+    pub(super) fn note_exact(&mut self, scale: f64, zero: f64, codes: &[u8]) {
+        let zero = zero as i16;
+        for codes in codes.chunks(256) {
+            let squares = codes.iter().map(|q| i32::from(i16::from(*q) - zero).pow(2));
+            self.weights_squared += scale * scale * f64::from(squares.sum::<i32>());
+        }
+        self.count += codes.len() as u64;
     }
 
     /// Mean absolute difference; 0 if there are no weights.
@@ -171,14 +190,9 @@ impl Packed {
                 return Ok(());
             };
             out.set_column(j, made)?;
-            for ((weights, codes), [scale, bias]) in column
-                .chunks(group)
-                .zip(made.codes.chunks(group))
-                .zip(&made.scales)
-            {
-                for (w, code) in weights.iter().zip(codes) {
-                    loss.note(*w, decode(bits, *scale, *bias, *code));
-                }
+            let groups = column.chunks(group).zip(made.codes.chunks(group));
+            for ((weights, codes), pair) in groups.zip(&made.scales) {
+                loss.note_group(bits, *pair, codes, weights);
             }
             Ok(())
         })?;
@@ -203,9 +217,9 @@ impl Packed {
         Ok(())
     }
 
-    /// Sets group `g` along K of column `j`; weight i of the group becomes [`decode`] of
-    /// `codes[i]`. An error if the group does not exist, the number of values is wrong, or one is
-    /// above [`Bits::top`].
+    /// Sets group `g` along K of column `j`; weight i of the group becomes
+    /// [`decode`](super::decode) of `codes[i]`. An error if the group does not exist, the number of
+    /// values is wrong, or one is above [`Bits::top`].
     pub fn set_group(
         &mut self,
         g: usize,
@@ -214,14 +228,6 @@ impl Packed {
         bias: f16,
         codes: &[u8],
     ) -> Result<(), QuantError> {
-        self.set_codes(g, j, codes)?;
-        let [scale, bias] = [scale, bias].map(|h| u32::from(h.to_bits()));
-        self.scales[g * self.n + j] = scale | bias << 16;
-        Ok(())
-    }
-
-    /// Sets the values of group `g` along K of column `j`, as [`Packed::set_group`] does.
-    pub(super) fn set_codes(&mut self, g: usize, j: usize, codes: &[u8]) -> Result<(), QuantError> {
         let Format { bits, group, .. } = self.format;
         let bad = |expected: String, found: String| QuantError::Codes {
             group: g,
@@ -242,22 +248,63 @@ impl Packed {
         if codes.len() != length {
             return Err(bad(format!("{length} values"), codes.len().to_string()));
         }
-        if let Some(code) = codes.iter().find(|c| **c > bits.top()) {
+        if let Some(code) = above(bits, codes) {
             return Err(bad(format!("values up to {}", bits.top()), code.to_string()));
         }
-        let (x, n) = (bits.count(), self.n);
-        for (k, code) in (first..).zip(codes) {
-            let block = k / BLOCK * x as usize;
-            let mut left = x;
-            for plane in bits.planes() {
-                left -= plane.width;
-                let (row, bit) = plane.place(k % BLOCK);
-                let mask = (1u32 << plane.width) - 1;
-                let word = &mut self.codes[(block + row) * n + j];
-                *word = *word & !(mask << bit) | (u32::from(*code) >> left & mask) << bit;
+        self.put_group(g, j, [scale, bias], codes);
+        Ok(())
+    }
+
+    /// [`Packed::set_group`] for values that fit.
+    pub(super) fn put_group(&mut self, g: usize, j: usize, pair: [f16; 2], codes: &[u8]) {
+        self.set_codes(g * self.format.group, j, codes);
+        let [scale, bias] = pair.map(|h| u32::from(h.to_bits()));
+        self.scales[g * self.n + j] = scale | bias << 16;
+    }
+
+    /// Sets values of column `j` from row `first` on, a multiple of [`GROUP_STEP`].
+    pub(super) fn set_codes(&mut self, first: usize, j: usize, codes: &[u8]) {
+        // With constant planes, the fields of a run are a few shifts.
+        match self.format.bits {
+            Bits::Two => self.set_runs(Bits::Two, first, j, codes),
+            Bits::Three => self.set_runs(Bits::Three, first, j, codes),
+            Bits::Four => self.set_runs(Bits::Four, first, j, codes),
+            Bits::Five => self.set_runs(Bits::Five, first, j, codes),
+            Bits::Six => self.set_runs(Bits::Six, first, j, codes),
+            Bits::Eight => self.set_runs(Bits::Eight, first, j, codes),
+        }
+    }
+
+    /// [`Packed::set_codes`] for a constant width.
+    #[inline(always)]
+    fn set_runs(&mut self, bits: Bits, first: usize, j: usize, codes: &[u8]) {
+        let (runs, rest) = codes.as_chunks::<GROUP_STEP>();
+        let mut k = first;
+        for run in runs {
+            self.set_run(bits, k, j, *run, GROUP_STEP);
+            k += GROUP_STEP;
+        }
+        if !rest.is_empty() {
+            let mut run = [0; GROUP_STEP];
+            run.iter_mut().zip(rest).for_each(|(to, code)| *to = *code);
+            self.set_run(bits, k, j, run, rest.len());
+        }
+    }
+
+    /// Sets `count` values of column `j` from row `k` on.
+    #[inline(always)]
+    fn set_run(&mut self, bits: Bits, k: usize, j: usize, run: [u8; GROUP_STEP], count: usize) {
+        let block = k / BLOCK * bits.count() as usize;
+        let mut left = bits.count();
+        for plane in bits.planes() {
+            left -= plane.width;
+            let (row, bit) = plane.place(k % BLOCK);
+            let (fields, mask) = plane.fields(u64::from_le_bytes(run) >> left);
+            for (r, fields) in fields.iter().take(count.div_ceil(plane.per_word())).enumerate() {
+                let word = &mut self.codes[(block + row + r) * self.n + j];
+                *word = *word & !(mask << bit) | fields << bit;
             }
         }
-        Ok(())
     }
 
     /// Copies a matrix of some columns, with the same format, group size and rows, to column
@@ -287,6 +334,13 @@ impl Packed {
     pub fn get(&self, i: usize, j: usize) -> f32 {
         self.view().get(i, j)
     }
+}
+
+/// A value that is too large for the format, if there is one.
+pub(super) fn above(bits: Bits, codes: &[u8]) -> Option<u8> {
+    // All bits together first: that is a vector operation.
+    let any = codes.iter().fold(0, |any, code| any | code);
+    (any > bits.top()).then(|| codes.iter().copied().find(|c| *c > bits.top()))?
 }
 
 /// A vector of `rows * n` zeros, if memory allows.
@@ -328,8 +382,8 @@ pub struct PackedView<'a> {
 /// How the values of a group are decoded.
 #[derive(Clone, Copy)]
 enum Decode {
-    /// [`decode`] with this scale and bias.
-    Pair(f16, f16),
+    /// [`decode_with`] this scale and bias.
+    Pair(f32, f32),
     /// `unit * (value - zero) + rest`.
     Nested { unit: f32, zero: f32, rest: f32 },
 }
@@ -338,7 +392,8 @@ impl PackedView<'_> {
     fn decode_of(&self, g: usize, j: usize) -> Decode {
         match self.format.scales {
             Scales::Pairs => {
-                let [scale, bias]: [f16; 2] = bytemuck::cast(self.scales[g * self.n + j]);
+                let pair: [f16; 2] = bytemuck::cast(self.scales[g * self.n + j]);
+                let [scale, bias] = pair.map(f16::to_f32);
                 Decode::Pair(scale, bias)
             }
             Scales::Nested(nested) => {
@@ -351,7 +406,7 @@ impl PackedView<'_> {
 
     fn weight(&self, by: Decode, code: u8) -> f32 {
         match by {
-            Decode::Pair(scale, bias) => decode(self.format.bits, scale, bias, code),
+            Decode::Pair(scale, bias) => decode_with(self.format.bits, scale, bias, code),
             Decode::Nested { unit, zero, rest } => unit * (f32::from(code) - zero) + rest,
         }
     }
@@ -372,14 +427,6 @@ impl PackedView<'_> {
     /// The weight at row `i`, column `j`.
     pub fn get(&self, i: usize, j: usize) -> f32 {
         self.weight(self.decode_of(i / self.format.group, j), self.code(i, j))
-    }
-
-    /// Adds the error of group `g` of column `j` to `loss`, if its values stand for these weights.
-    pub(super) fn note(&self, g: usize, j: usize, codes: &[u8], weights: &[f32], loss: &mut Loss) {
-        let by = self.decode_of(g, j);
-        for (w, code) in weights.iter().zip(codes) {
-            loss.note(*w, self.weight(by, *code));
-        }
     }
 
     /// Dequantizes column `j` into `out`, of K elements.

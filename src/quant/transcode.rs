@@ -4,9 +4,11 @@
 use super::format::{Bits, Format, QuantError, Scales, affine, encode};
 use super::method::{Method, Scratch, constant};
 use super::nested::{self, Nested};
-use super::packed::{Loss, Packed};
+use super::packed::{Loss, Packed, above};
 use crate::parallel;
+use crate::tensor::PANEL;
 use half::f16;
+use std::collections::BTreeMap;
 
 /// A uniform grid: value q decodes to `scale * q + offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,9 +38,9 @@ impl Grid {
 /// A column of a matrix as another format stores it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GridColumn {
-    /// The grid of each group along K.
+    /// The grid of each group along K; empty if scales are nested.
     pub grids: Vec<Grid>,
-    /// The nested scales that the grids are made of, if they are.
+    /// The nested scales of each block.
     pub blocks: Vec<nested::Block>,
     /// A quantized value per weight.
     pub codes: Vec<u8>,
@@ -51,9 +53,27 @@ impl GridColumn {
         self.codes.clear();
     }
 
-    /// Appends the weights, in groups of `group`, to `out`.
-    pub fn weights(&self, group: usize, out: &mut Vec<f32>) {
-        for (codes, grid) in self.codes.chunks(group.max(1)).zip(&self.grids) {
+    /// The number of groups whose grids are known.
+    fn groups(&self, format: Format) -> usize {
+        match format.scales {
+            Scales::Pairs => self.grids.len(),
+            Scales::Nested(nested) => self.blocks.len() * nested.groups(),
+        }
+    }
+
+    /// The grid of group `g`.
+    fn grid(&self, format: Format, g: usize) -> Grid {
+        match format.scales {
+            Scales::Pairs => self.grids[g],
+            Scales::Nested(nested) => self.blocks[g / nested.groups()].grid(nested, g % nested.groups()),
+        }
+    }
+
+    /// Appends the weights to `out`.
+    pub fn weights(&self, format: Format, out: &mut Vec<f32>) {
+        let groups = 0..self.groups(format);
+        for (codes, g) in self.codes.chunks(format.group.max(1)).zip(groups) {
+            let grid = self.grid(format, g);
             out.extend(codes.iter().map(|q| grid.weight(*q)));
         }
     }
@@ -80,36 +100,54 @@ impl std::fmt::Debug for Grids<'_> {
 }
 
 impl Grids<'_> {
-    /// Packs the matrix and returns the error. It is 0 for nested scales. Otherwise it comes only
-    /// from rounding scales and biases to f16, and is 0 for grids that [`affine`] calls exact. Only
-    /// groups whose grid f16 cannot hold are quantized again, with the default method. No scale of
-    /// a pair is negative.
+    /// Packs the matrix and returns the error. It is 0 for nested scales, where weights are counted
+    /// and not squared. Otherwise it comes only from rounding scales and biases to f16, and is 0 for
+    /// grids that [`affine`] calls exact. Only groups whose grid f16 cannot hold are quantized
+    /// again, with the default method. No scale of a pair is negative.
     ///
     /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite,
     /// columns of the wrong length.
     pub fn pack(&self) -> Result<(Packed, Loss), QuantError> {
-        /// Columns that a core processes at a time.
-        const PANEL: usize = 32;
-        let count = self.n.div_ceil(PANEL);
         let mut out = Packed::empty(self.format, self.k, self.n)?;
-        let mut losses = vec![Loss::default(); count];
-        let panel = |room: &mut ColumnBuffers, panel: usize| {
-            let first = panel * PANEL;
-            self.panel(first, PANEL.min(self.n - first), room)
+        let mut first = 0;
+        let loss = self.panels(|panel| {
+            out.place(panel, first);
+            first += panel.n;
+        })?;
+        Ok((out, loss))
+    }
+
+    /// Like [`Grids::pack`], but passes panels of [`PANEL`] columns to `take`, in order. The last
+    /// panel may have fewer. Other threads pack the following panels meanwhile.
+    pub fn panels(&self, mut take: impl FnMut(&Packed)) -> Result<Loss, QuantError> {
+        /// Panels that a core processes at a time.
+        const AT_ONCE: usize = 4;
+        Packed::check(self.format, self.k, self.n)?;
+        let parts = self.n.div_ceil(AT_ONCE * PANEL);
+        let part = |room: &mut ColumnBuffers, part: usize| {
+            let columns = part * AT_ONCE * PANEL..self.n.min((part + 1) * AT_ONCE * PANEL);
+            let panels = columns.clone().step_by(PANEL);
+            let panels = panels.map(|first| self.panel(first, PANEL.min(columns.end - first), room));
+            panels.collect::<Result<Vec<_>, _>>()
         };
+        let (mut loss, mut next, mut early) = (Loss::default(), 0, BTreeMap::new());
         parallel::for_each(
             parallel::cores(),
-            count,
+            parts,
             ColumnBuffers::default,
-            panel,
-            |panel, (packed, loss)| {
-                out.place(&packed, panel * PANEL);
-                losses[panel] = loss;
+            part,
+            |at, part| {
+                early.insert(at, part);
+                while let Some(part) = early.remove(&next) {
+                    next += 1;
+                    for (panel, its_loss) in &part {
+                        take(panel);
+                        loss.add(its_loss);
+                    }
+                }
             },
         )?;
-        let mut loss = Loss::default();
-        losses.iter().for_each(|l| loss.add(l));
-        Ok((out, loss))
+        Ok(loss)
     }
 
     /// Columns `first .. first + width` as a separate matrix.
@@ -126,16 +164,16 @@ impl Grids<'_> {
         for j in 0..width {
             room.source.clear();
             (self.column)(first + j, &mut room.source);
-            let GridColumn { grids, blocks, codes } = &mut room.source;
-            if codes.len() != self.k || grids.len() != groups {
+            let (codes, found) = (&room.source.codes, room.source.groups(self.format));
+            if codes.len() != self.k || found != groups {
                 return Err(QuantError::Codes {
                     group: groups,
                     column: first + j,
                     expected: format!("{groups} grids and {} values", self.k),
-                    found: format!("{} and {}", grids.len(), codes.len()),
+                    found: format!("{found} and {}", codes.len()),
                 });
             }
-            if let Some(code) = codes.iter().find(|c| **c > bits.top()) {
+            if let Some(code) = above(bits, codes) {
                 return Err(QuantError::Codes {
                     group: 0,
                     column: first + j,
@@ -143,59 +181,73 @@ impl Grids<'_> {
                     found: code.to_string(),
                 });
             }
-            if let Scales::Nested(nested) = scales {
-                self.set_blocks(&mut packed, nested, j, blocks)?;
-            }
-            for (g, (codes, grid)) in codes.chunks_mut(group).zip(grids).enumerate() {
-                let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
-                if let Some(value) = bad {
-                    return Err(QuantError::NotFinite {
-                        index: g * group * self.n + first + j,
-                        value: value.to_string(),
-                    });
+            match scales {
+                Scales::Pairs => self.set_pairs(&mut packed, j, first + j, room, &mut loss)?,
+                Scales::Nested(nested) => {
+                    self.set_blocks(&mut packed, nested, j, first + j, &room.source)?;
+                    loss.count += self.k as u64;
                 }
-                room.weights.clear();
-                room.weights.extend(codes.iter().map(|q| grid.weight(*q)));
-                match scales {
-                    Scales::Pairs => {
-                        let [scale, bias] = fit(bits, *grid, codes, &room.weights, &mut room.scratch)?;
-                        packed.set_group(g, j, scale, bias, codes)?;
-                    }
-                    Scales::Nested(_) => packed.set_codes(g, j, codes)?,
-                }
-                packed.view().note(g, j, codes, &room.weights, &mut loss);
             }
         }
         Ok((packed, loss))
     }
 
-    /// Sets the nested scales of column `j`.
+    /// Sets column `j` of a panel from column `at`, with a scale and bias per group.
+    fn set_pairs(
+        &self,
+        packed: &mut Packed,
+        j: usize,
+        at: usize,
+        room: &mut ColumnBuffers,
+        loss: &mut Loss,
+    ) -> Result<(), QuantError> {
+        let Format { bits, group, .. } = self.format;
+        let GridColumn { grids, codes, .. } = &mut room.source;
+        for (g, (codes, grid)) in codes.chunks_mut(group).zip(grids).enumerate() {
+            self.check_grid(*grid, g, at)?;
+            let pair = fit(bits, *grid, codes, &mut room.weights, &mut room.scratch, loss)?;
+            packed.put_group(g, j, pair, codes);
+        }
+        Ok(())
+    }
+
+    /// Sets column `j` of a panel from column `at`, with nested scales. They are stored as they
+    /// are, so weights do not change.
     fn set_blocks(
         &self,
         packed: &mut Packed,
         nested: Nested,
         j: usize,
-        blocks: &[nested::Block],
+        at: usize,
+        source: &GridColumn,
     ) -> Result<(), QuantError> {
-        let bad = |expected: String, found: String| QuantError::Codes {
-            group: 0,
-            column: j,
-            expected,
-            found,
-        };
-        let count = self.k / nested::BLOCK;
-        if blocks.len() != count {
-            return Err(bad(format!("{count} blocks of scales"), blocks.len().to_string()));
-        }
-        for (b, block) in blocks.iter().enumerate() {
+        for (b, block) in source.blocks.iter().enumerate() {
             if !nested.set(&mut packed.scales, packed.n, self.k, (b, j), block) {
-                return Err(bad(
-                    format!("integers of {} bits", nested.entry),
-                    format!("{block:?}"),
-                ));
+                return Err(QuantError::Codes {
+                    group: b * nested.groups(),
+                    column: at,
+                    expected: format!("integers of {} bits", nested.entry),
+                    found: format!("{block:?}"),
+                });
+            }
+            if block.halves.iter().any(|h| !h.is_finite()) {
+                self.check_grid(block.grid(nested, 0), b * nested.groups(), at)?;
             }
         }
+        let codes = source.codes.chunks(nested::BLOCK).enumerate();
+        codes.for_each(|(b, codes)| packed.set_codes(b * nested::BLOCK, j, codes));
         Ok(())
+    }
+
+    /// An error if the grid of group `g` in column `j` is not finite.
+    fn check_grid(&self, grid: Grid, g: usize, j: usize) -> Result<(), QuantError> {
+        let bad = [grid.scale, grid.offset].into_iter().find(|v| !v.is_finite());
+        bad.map_or(Ok(()), |value| {
+            Err(QuantError::NotFinite {
+                index: g * self.format.group * self.n + j,
+                value: value.to_string(),
+            })
+        })
     }
 }
 
@@ -234,38 +286,48 @@ pub fn by_group(
     }
 }
 
-/// Scale and bias of a group, whose values become those of this format.
+/// Scale and bias of a group, whose values become those of this format. Adds the error to `loss`.
 fn fit(
     bits: Bits,
     grid: Grid,
     codes: &mut [u8],
-    weights: &[f32],
+    weights: &mut Vec<f32>,
     scratch: &mut Scratch,
+    loss: &mut Loss,
 ) -> Result<[f16; 2], QuantError> {
-    if grid.scale == 0.0 {
-        if let Some((scale, bias)) = constant(weights.first().copied().unwrap_or_default()) {
-            codes.fill(0);
-            return Ok([scale, bias]);
-        }
-    } else {
-        let (mut scale, mut zero) = (grid.scale, -grid.offset / grid.scale);
-        let negative = scale < 0.0;
+    let (mut scale, mut zero) = (grid.scale, -grid.offset / grid.scale);
+    let negative = scale < 0.0;
+    if negative {
+        // The same levels, counted from the other end.
+        (scale, zero) = (-scale, f64::from(bits.top()) - zero);
+    }
+    let found = affine(bits, scale, zero).ok().filter(|_| scale != 0.0);
+    weights.clear();
+    if found.is_none_or(|found| !found.exact) {
+        weights.extend(codes.iter().map(|q| grid.weight(*q)));
+    }
+    let pair = if let Some(found) = found {
         if negative {
-            // The same levels, counted from the other end.
-            (scale, zero) = (-scale, f64::from(bits.top()) - zero);
+            codes.iter_mut().for_each(|q| *q = bits.top().saturating_sub(*q));
         }
-        if let Ok(found) = affine(bits, scale, zero) {
-            if negative {
-                codes.iter_mut().for_each(|q| *q = bits.top().saturating_sub(*q));
-            }
-            return Ok([found.scale, found.bias]);
+        if found.exact {
+            loss.note_exact(scale, zero, codes);
         }
-    }
-    let (scale, bias) = Method::default().fit(bits, weights, None, scratch)?;
-    for (q, w) in codes.iter_mut().zip(weights) {
-        *q = encode(bits, scale, bias, *w);
-    }
-    Ok([scale, bias])
+        [found.scale, found.bias]
+    } else if grid.scale == 0.0
+        && let Some((scale, bias)) = constant(weights.first().copied().unwrap_or_default())
+    {
+        codes.fill(0);
+        [scale, bias]
+    } else {
+        let (scale, bias) = Method::default().fit(bits, weights, None, scratch)?;
+        for (q, w) in codes.iter_mut().zip(&*weights) {
+            *q = encode(bits, scale, bias, *w);
+        }
+        [scale, bias]
+    };
+    loss.note_group(bits, pair, codes, weights);
+    Ok(pair)
 }
 
 #[cfg(test)]
@@ -365,7 +427,7 @@ mod tests {
             source.clear();
             wanted.clear();
             (grids.column)(j, &mut source);
-            source.weights(32, &mut wanted);
+            source.weights(grids.format, &mut wanted);
             let found: Vec<f32> = (0..k).map(|i| packed.get(i, j)).collect();
             assert_eq!(found, wanted, "column {j}");
         }

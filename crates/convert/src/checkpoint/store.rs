@@ -88,7 +88,7 @@ pub fn decoded<'a>(grids: Grids<'a>, order: Option<Vec<usize>>) -> ReadRows<'a> 
             column.clear();
             weights.clear();
             (grids.column)(j, &mut column);
-            column.weights(grids.format.group, &mut weights);
+            column.weights(grids.format, &mut weights);
             for (i, w) in weights.iter().enumerate() {
                 let at = order.as_ref().map_or(Some(i), |o| o.get(i).copied());
                 if let Some(to) = at.and_then(|at| row.get_mut(at)) {

@@ -111,37 +111,33 @@ fn half(low: u8, high: u8) -> f64 {
 }
 
 /// Appends the scales of a k-quant block with these halves: an integer scale and an integer minimum
-/// for each of `groups` groups, in which `zero` is the value of a weight 0.
-fn nested(
-    halves: [[u8; 2]; 2],
-    groups: usize,
-    zero: f64,
-    integers: impl Fn(usize) -> (i8, u8),
-    out: &mut GridColumn,
-) {
+/// for each of `groups` groups.
+fn nested(halves: [[u8; 2]; 2], groups: usize, integers: impl Fn(usize) -> (i8, u8), out: &mut GridColumn) {
     let mut block = Block {
         halves: halves.map(f16::from_le_bytes),
         ..Block::default()
     };
-    let [d, dmin] = block.halves.map(f16::to_f64);
-    for ((g, scale), minimum) in (0..groups.min(MOST_GROUPS))
-        .zip(&mut block.scales)
-        .zip(&mut block.minima)
-    {
-        (*scale, *minimum) = integers(g);
-        let scale = d * f64::from(*scale);
-        let offset = -scale * zero - dmin * f64::from(*minimum);
-        out.grids.push(Grid { scale, offset });
+    let integers = (0..groups.min(MOST_GROUPS)).map(integers);
+    for ((scale, minimum), found) in block.scales.iter_mut().zip(&mut block.minima).zip(integers) {
+        (*scale, *minimum) = found;
     }
     out.blocks.push(block);
 }
 
 /// The 32 codes of packed nibbles of an older block: the low ones are the first half.
 fn nibbles(packed: &[u8], high: u32, out: &mut GridColumn) {
-    let fifth = |j: usize| if high >> j & 1 == 1 { 16 } else { 0 };
-    let codes = &mut out.codes;
-    codes.extend(packed.iter().enumerate().map(|(j, q)| q & 15 | fifth(j)));
-    codes.extend(packed.iter().enumerate().map(|(j, q)| q >> 4 | fifth(j + QK / 2)));
+    let mut codes = [0; QK];
+    let (low, top) = codes.split_at_mut(QK / 2);
+    for ((low, top), q) in low.iter_mut().zip(top).zip(packed) {
+        (*low, *top) = (q & 15, q >> 4);
+    }
+    for (codes, high) in codes.as_chunks_mut::<8>().0.iter_mut().zip(high.to_le_bytes()) {
+        // Bit i of byte i, then of all bytes the bit worth 16.
+        let own = u64::from(high) * 0x0101_0101_0101_0101 & 0x8040_2010_0804_0201;
+        let fifth = (own + 0x7F7F_7F7F_7F7F_7F7F & 0x8080_8080_8080_8080) >> 3;
+        *codes = (u64::from_le_bytes(*codes) | fifth).to_le_bytes();
+    }
+    out.codes.extend_from_slice(&codes);
 }
 
 fn q4_0(b: &[u8; 18], out: &mut GridColumn) {
@@ -172,19 +168,33 @@ fn q8_0(b: &[u8; 34], out: &mut GridColumn) {
     out.codes.extend(b[2..].iter().map(|q| q ^ 0x80));
 }
 
-/// Element `i` of a k-quant block in the plane of its two low or high bits: halves of 128 elements,
-/// each byte of which serves the four quarters of a half.
-fn two_bits(plane: &[u8], i: usize) -> u8 {
-    let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
-    plane[32 * n + l] >> (2 * quarter) & 3
+/// Appends the codes of a k-quant block, of two halves of four parts. `code` makes one of its half,
+/// its part and the place in the part, which is also the place of its byte in the planes.
+fn parts(out: &mut GridColumn, code: impl Fn(usize, usize, usize) -> u8) {
+    for half in 0..2 {
+        for part in 0..4 {
+            // An array of known length: the loop becomes vector operations.
+            let mut codes = [0; QK];
+            codes
+                .iter_mut()
+                .enumerate()
+                .for_each(|(l, to)| *to = code(half, part, l));
+            out.codes.extend_from_slice(&codes);
+        }
+    }
 }
 
 fn q2_k(b: &[u8; 84], out: &mut GridColumn) {
-    let (scales, codes) = (&b[..16], &b[16..80]);
+    let scales = &b[..16];
     let halves = [[b[80], b[81]], [b[82], b[83]]];
-    let integers = |g: usize| ((scales[g] & 15).cast_signed(), scales[g] >> 4);
-    nested(halves, 16, 0.0, integers, out);
-    out.codes.extend((0..QK_K).map(|i| two_bits(codes, i)));
+    nested(
+        halves,
+        16,
+        |g| ((scales[g] & 15).cast_signed(), scales[g] >> 4),
+        out,
+    );
+    let codes = &b[16..80];
+    parts(out, |half, part, l| codes[QK * half + l] >> (2 * part) & 3);
 }
 
 fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
@@ -195,11 +205,11 @@ fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
         let top = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
         ((bottom | top << 4).cast_signed() - 32, 0)
     };
-    nested([[b[108], b[109]], [0; 2]], 16, 4.0, integers, out);
-    out.codes.extend((0..QK_K).map(|i| {
-        let top = high[i % 32] >> (i / 32) & 1;
-        two_bits(low, i) | top << 2
-    }));
+    nested([[b[108], b[109]], [0; 2]], 16, integers, out);
+    parts(out, |half, part, l| {
+        let top = high[l] >> (4 * half + part) & 1;
+        low[QK * half + l] >> (2 * part) & 3 | top << 2
+    });
 }
 
 /// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in
@@ -213,36 +223,36 @@ fn scale_min(j: usize, q: &[u8]) -> (i8, u8) {
     (scale.cast_signed(), min)
 }
 
-/// The grids of a `Q4_K` or `Q5_K` block and the 4 low bits of its codes; `high(part, l)` is the
-/// fifth bit, worth 16.
+/// The scales of a `Q4_K` or `Q5_K` block and its codes, whose 4 low bits are in `low`;
+/// `high(part, l)` is the fifth bit, worth 16.
 fn k4(head: &[u8], low: &[u8], out: &mut GridColumn, high: impl Fn(usize, usize) -> u8) {
     let halves = [[head[0], head[1]], [head[2], head[3]]];
-    nested(halves, QK_K / QK, 0.0, |g| scale_min(g, &head[4..16]), out);
-    for part in 0..QK_K / QK {
-        let packed = low[part / 2 * QK..].iter().take(QK).enumerate();
-        out.codes
-            .extend(packed.map(|(l, q)| q >> (4 * (part % 2)) & 15 | high(part, l)));
-    }
+    nested(halves, QK_K / QK, |g| scale_min(g, &head[4..16]), out);
+    parts(out, |half, part, l| {
+        let nibble = low[64 * half + QK * (part / 2) + l] >> (4 * (part % 2)) & 15;
+        nibble | high(4 * half + part, l)
+    });
 }
 
 fn q4_k(b: &[u8; 144], out: &mut GridColumn) {
-    k4(b, &b[16..], out, |_, _| 0);
+    let (head, low) = b.split_at(16);
+    k4(head, low, out, |_, _| 0);
 }
 
 fn q5_k(b: &[u8; 176], out: &mut GridColumn) {
-    let high = &b[16..48];
-    k4(b, &b[48..], out, |part, l| (high[l] >> part & 1) << 4);
+    let (head, low) = b.split_at(48);
+    let high = &head[16..48];
+    k4(head, low, out, |part, l| (high[l] >> part & 1) << 4);
 }
 
 fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
     let (low, high, scales) = (&b[..128], &b[128..192], &b[192..208]);
     let integers = |g: usize| (scales[g].cast_signed(), 0);
-    nested([[b[208], b[209]], [0; 2]], 16, 32.0, integers, out);
-    out.codes.extend((0..QK_K).map(|i| {
-        let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
-        let nibble = low[64 * n + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
-        nibble | two_bits(high, i) << 4
-    }));
+    nested([[b[208], b[209]], [0; 2]], 16, integers, out);
+    parts(out, |half, part, l| {
+        let nibble = low[64 * half + QK * (part % 2) + l] >> (4 * (part / 2)) & 15;
+        nibble | (high[QK * half + l] >> (2 * part) & 3) << 4
+    });
 }
 
 impl GgmlType {
@@ -308,22 +318,15 @@ pub fn dequantize(ggml_type: GgmlType, data: &[u8], out: &mut [f32]) -> bool {
             let (Some(format), Some((elements, bytes))) = (ggml_type.grid_format(), ggml_type.block()) else {
                 return false;
             };
-            let group = format.group;
-            let mut column = GridColumn::default();
+            let (mut column, mut weights) = (GridColumn::default(), Vec::new());
             for (block, values) in data.chunks_exact(bytes).zip(out.chunks_exact_mut(elements)) {
                 column.clear();
+                weights.clear();
                 if !grids(ggml_type, block, &mut column) {
                     return false;
                 }
-                for ((values, codes), grid) in values
-                    .chunks_mut(group)
-                    .zip(column.codes.chunks(group))
-                    .zip(&column.grids)
-                {
-                    for (v, q) in values.iter_mut().zip(codes) {
-                        *v = grid.weight(*q);
-                    }
-                }
+                column.weights(format, &mut weights);
+                values.iter_mut().zip(&weights).for_each(|(v, w)| *v = *w);
             }
         }
     }

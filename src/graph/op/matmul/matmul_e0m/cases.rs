@@ -5,7 +5,7 @@ use crate::graph::op::case::{Case, constant, input};
 use crate::graph::op::pointwise::import::{binary, input as arg, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::quant::nested::{self, Block, Nested};
-use crate::quant::{Bits, ByGroup, Format, Grid, GridColumn, Grids, Method, Packed, Scales};
+use crate::quant::{Bits, ByGroup, Format, GridColumn, Grids, Method, Packed, Scales};
 use crate::tensor::HostTensor;
 use half::f16;
 
@@ -68,8 +68,7 @@ fn nested_column(format: Format, nested: Nested, k: usize, j: usize) -> Option<G
     let codes = (0..k).map(|i| u8::try_from(number(i, levels)).ok());
     let mut out = GridColumn {
         codes: codes.collect::<Option<_>>()?,
-        grids: vec![Grid::default(); k / nested.group],
-        blocks: Vec::new(),
+        ..GridColumn::default()
     };
     for b in 0..k / nested::BLOCK {
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
