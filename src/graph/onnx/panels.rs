@@ -1,6 +1,6 @@
 //! Matrices whose columns are stored in panels, the layout that native kernels read.
 
-use super::write::{ALIGN, ModelWriter};
+use super::write::{ALIGN, ExternalData, ModelWriter};
 use crate::error::Result;
 use crate::tensor::{Bytes, DType, HostTensor, PANEL, Panels, in_panels};
 use std::sync::Arc;
@@ -63,16 +63,29 @@ impl ModelWriter {
     /// not be whole.
     pub fn add_matrix(&mut self, name: &str, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<()> {
         let panels = match shape {
-            [rows, columns, pair @ ..] if columns.is_multiple_of(PANEL) => {
-                let dims = [&[columns / PANEL, *rows, PANEL], pair].concat();
-                in_panels(bytes, *rows, PANEL).map(|bytes| (dims, bytes))
-            }
+            [rows, columns, ..] if columns.is_multiple_of(PANEL) => in_panels(bytes, *rows, PANEL),
             _ => None,
         };
-        let Some((dims, bytes)) = panels else {
-            return self.add_initializer_external(name, dtype, shape, |out| out.write(bytes));
+        match panels {
+            Some(bytes) => self.add_panels(name, dtype, shape, |out| out.write(&bytes)),
+            None => self.add_initializer_external(name, dtype, shape, |out| out.write(bytes)),
+        }
+    }
+
+    /// Like [`ModelWriter::add_matrix`] for whole panels, which `fill` writes one after the other.
+    /// See [`ModelWriter::add_initializer_external`].
+    pub fn add_panels(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        fill: impl FnOnce(&mut ExternalData<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let dims = match shape {
+            [rows, columns, pair @ ..] => [&[columns / PANEL, *rows, PANEL], pair].concat(),
+            _ => shape.to_vec(),
         };
-        self.add_initializer_external(name, dtype, &dims, |out| out.write(&bytes))?;
+        self.add_initializer_external(name, dtype, &dims, fill)?;
         self.describe_last(LAYOUT, PANELS);
         Ok(())
     }

@@ -8,8 +8,8 @@ use half::f16;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::write::ExternalData;
 use transformer_lite::unstable::num;
-use transformer_lite::unstable::quant::{Grids, Packed as PackedMatrix, QuantError};
-use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::unstable::quant::{Grids, Loss, Packed as PackedMatrix, QuantError};
+use transformer_lite::unstable::tensor::{DType, HostTensor, PANEL};
 
 /// Elements decoded at once when a tensor is copied in its own order.
 const CHUNK: usize = 1 << 20;
@@ -201,22 +201,48 @@ impl Builder<Checkpoint<'_>> {
                 .add_initializer_external(scales, scales_type, &scales_shape, |_| Ok(()))?;
             return Ok(out);
         }
-        let packed = grids
-            .pack()
-            .map_err(|e| self.source.tensors.bad(name, &e.to_string()));
-        let (packed, loss) = packed?;
-        let (codes, scales): (&[u8], &[u8]) = (
-            bytemuck::cast_slice(&packed.codes),
-            bytemuck::cast_slice(&packed.scales),
+        let bad = |e: QuantError| self.source.tensors.bad(name, &e.to_string());
+        let [codes, scales] = &out.operands;
+        let (mut loss, mut words) = (Loss::default(), Vec::new());
+        if grids.n.is_multiple_of(PANEL) {
+            // Each panel is written while others are packed; scales come after all of them.
+            self.out.add_panels(codes, DType::U32, &codes_shape, |out| {
+                let mut written = Ok(());
+                let packed = grids.panels(|panel| {
+                    words.extend_from_slice(&panel.scales);
+                    if written.is_ok() {
+                        written = out.write(bytemuck::cast_slice(&panel.codes));
+                    }
+                });
+                loss = packed.map_err(bad)?;
+                written
+            })?;
+            self.out.add_panels(scales, scales_type, &scales_shape, |out| {
+                out.write(bytemuck::cast_slice(&words))
+            })?;
+        } else {
+            let packed;
+            (packed, loss) = grids.pack().map_err(bad)?;
+            let parts = [
+                (DType::U32, &codes_shape[..], packed.codes),
+                (scales_type, &scales_shape[..], packed.scales),
+            ];
+            for (name, (dtype, shape, words)) in out.operands.iter().zip(parts) {
+                self.out
+                    .add_matrix(name, dtype, shape, bytemuck::cast_slice(&words))?;
+            }
+        }
+        (self.source.progress)(name, (grids.k * grids.n * size_of::<f32>()) as u64);
+        let rows = codes_shape[0] + grids.format.scale_rows(grids.k);
+        let after = (rows * grids.n * size_of::<u32>()) as u64;
+        let row = Quantized::new(
+            name,
+            &[grids.n, grids.k],
+            grids.format,
+            &loss,
+            stored.bytes,
+            after,
         );
-        self.out
-            .add_matrix(&out.operands[0], DType::U32, &codes_shape, codes)?;
-        self.out
-            .add_matrix(&out.operands[1], scales_type, &scales_shape, scales)?;
-        (self.source.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
-        let after = (codes.len() + scales.len()) as u64;
-        let shape = [packed.n, packed.k];
-        let row = Quantized::new(name, &shape, packed.format, &loss, stored.bytes, after);
         self.source.kept.weights.push(row);
         Ok(out)
     }
