@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 /// Version of the ONNX file format that [`ModelWriter`] writes.
 pub const IR_VERSION: i64 = 9;
@@ -25,6 +26,8 @@ pub(super) const ALIGN: u64 = 64;
 /// Alignment of external tensors of at least [`LARGE`] bytes, so that each can be mapped alone.
 const PAGE: u64 = 4096;
 const LARGE: u64 = 64 * 1024;
+/// Bytes of the data file that are synced to disk at a time, while more are written.
+const SYNC: u64 = 64 << 20;
 /// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
@@ -103,6 +106,9 @@ pub struct ModelWriter {
     /// Adds checksums to tensors in the data file.
     checksums: bool,
     position: u64,
+    /// Syncs the data file to disk up to `synced`.
+    syncing: Option<JoinHandle<io::Result<()>>>,
+    synced: u64,
     model: proto::ModelProto,
     graph: proto::GraphProto,
 }
@@ -179,6 +185,8 @@ impl ModelWriter {
             data: None,
             checksums: false,
             position: 0,
+            syncing: None,
+            synced: 0,
             model: proto::ModelProto {
                 ir_version: IR_VERSION,
                 producer_name: env!("CARGO_PKG_NAME").to_owned(),
@@ -355,6 +363,7 @@ impl ModelWriter {
             }
         }
         self.position = offset + length;
+        self.sync_ahead()?;
         self.graph.initializer.push(proto::TensorProto {
             dims,
             data_type: type_code(dtype),
@@ -481,8 +490,37 @@ impl ModelWriter {
         }
     }
 
+    /// Starts to sync the data file to disk, so that less is left to do at the end.
+    fn sync_ahead(&mut self) -> Result<()> {
+        let busy = self.syncing.as_ref().is_some_and(|thread| !thread.is_finished());
+        if busy || self.position - self.synced < SYNC {
+            return Ok(());
+        }
+        self.wait_for_sync()?;
+        if let Some(file) = self
+            .data
+            .as_ref()
+            .and_then(|data| data.get_ref().try_clone().ok())
+        {
+            self.synced = self.position;
+            // Without a thread, everything is synced at the end.
+            self.syncing = std::thread::Builder::new().spawn(move || file.sync_data()).ok();
+        }
+        Ok(())
+    }
+
+    /// Reports what a sync that was started has found: the next one need not find it again.
+    fn wait_for_sync(&mut self) -> Result<()> {
+        let synced = self.syncing.take().map(JoinHandle::join);
+        match synced {
+            Some(Ok(Err(e))) => Err(Error::io("cannot write", &self.data_path, e)),
+            _ => Ok(()),
+        }
+    }
+
     /// Syncs the data file to disk.
     fn flush(&mut self) -> Result<()> {
+        self.wait_for_sync()?;
         match &mut self.data {
             Some(data) => data
                 .flush()
