@@ -120,12 +120,8 @@ impl Nested {
     pub fn set(self, words: &mut [u32], n: usize, k: usize, (b, j): (usize, usize), block: &Block) -> bool {
         let mut entries = [0u32; MOST_GROUPS];
         let width = self.scale_bits();
-        for ((entry, scale), minimum) in entries
-            .iter_mut()
-            .zip(block.scales)
-            .zip(block.minima)
-            .take(self.groups())
-        {
+        for (g, entry) in entries.iter_mut().enumerate().take(self.groups()) {
+            let (scale, minimum) = (block.scales[g], block.minima[g]);
             let stored = i32::from(scale) + self.middle();
             let fits = if self.minima || self.is_six() {
                 (0..1 << width).contains(&stored)

@@ -278,32 +278,25 @@ impl Packed {
     /// [`Packed::set_codes`] for a constant width.
     #[inline(always)]
     fn set_runs(&mut self, bits: Bits, first: usize, j: usize, codes: &[u8]) {
-        let (runs, rest) = codes.as_chunks::<GROUP_STEP>();
+        let (whole, rest) = match first % BLOCK {
+            0 => codes.as_chunks::<BLOCK>(),
+            _ => (&[][..], codes),
+        };
+        let (n, height) = (self.n, bits.count() as usize);
         let mut k = first;
-        for run in runs {
-            self.set_run(bits, k, j, *run, GROUP_STEP);
-            k += GROUP_STEP;
-        }
-        if !rest.is_empty() {
-            let mut run = [0; GROUP_STEP];
-            run.iter_mut().zip(rest).for_each(|(to, code)| *to = *code);
-            self.set_run(bits, k, j, run, rest.len());
-        }
-    }
-
-    /// Sets `count` values of column `j` from row `k` on.
-    #[inline(always)]
-    fn set_run(&mut self, bits: Bits, k: usize, j: usize, run: [u8; GROUP_STEP], count: usize) {
-        let block = k / BLOCK * bits.count() as usize;
-        let mut left = bits.count();
-        for plane in bits.planes() {
-            left -= plane.width;
-            let (row, bit) = plane.place(k % BLOCK);
-            let (fields, mask) = plane.fields(u64::from_le_bytes(run) >> left);
-            for (r, fields) in fields.iter().take(count.div_ceil(plane.per_word())).enumerate() {
-                let word = &mut self.codes[(block + row + r) * self.n + j];
-                *word = *word & !(mask << bit) | fields << bit;
+        for block in whole {
+            let words = &mut self.codes[k / BLOCK * height * n..];
+            for (run, codes) in block.as_chunks::<GROUP_STEP>().0.iter().enumerate() {
+                set_run(bits, words, [n, j], run * GROUP_STEP, *codes, GROUP_STEP);
             }
+            k += BLOCK;
+        }
+        for codes in rest.chunks(GROUP_STEP) {
+            let words = &mut self.codes[k / BLOCK * height * n..];
+            let mut run = [0; GROUP_STEP];
+            run.iter_mut().zip(codes).for_each(|(to, code)| *to = *code);
+            set_run(bits, words, [n, j], k % BLOCK, run, codes.len());
+            k += GROUP_STEP;
         }
     }
 
@@ -333,6 +326,22 @@ impl Packed {
     /// The weight at row `i`, column `j`.
     pub fn get(&self, i: usize, j: usize) -> f32 {
         self.view().get(i, j)
+    }
+}
+
+/// Sets `count` values of column `j` from row `k` on in the rows of `n` words of a block.
+#[inline(always)]
+fn set_run(bits: Bits, words: &mut [u32], [n, j]: [usize; 2], k: usize, run: [u8; GROUP_STEP], count: usize) {
+    let run = u64::from_le_bytes(run);
+    let mut left = bits.count();
+    for plane in bits.planes() {
+        left -= plane.width;
+        let (row, bit) = plane.place(k);
+        let (fields, mask) = plane.fields(run >> left);
+        for (r, fields) in fields.iter().take(count.div_ceil(plane.per_word())).enumerate() {
+            let word = &mut words[(row + r) * n + j];
+            *word = *word & !(mask << bit) | fields << bit;
+        }
     }
 }
 

@@ -117,9 +117,8 @@ fn nested(halves: [[u8; 2]; 2], groups: usize, integers: impl Fn(usize) -> (i8, 
         halves: halves.map(f16::from_le_bytes),
         ..Block::default()
     };
-    let integers = (0..groups.min(MOST_GROUPS)).map(integers);
-    for ((scale, minimum), found) in block.scales.iter_mut().zip(&mut block.minima).zip(integers) {
-        (*scale, *minimum) = found;
+    for g in 0..groups.min(MOST_GROUPS) {
+        (block.scales[g], block.minima[g]) = integers(g);
     }
     out.blocks.push(block);
 }
@@ -132,9 +131,9 @@ fn nibbles(packed: &[u8], high: u32, out: &mut GridColumn) {
         (*low, *top) = (q & 15, q >> 4);
     }
     for (codes, high) in codes.as_chunks_mut::<8>().0.iter_mut().zip(high.to_le_bytes()) {
-        // Bit i of byte i, then of all bytes the bit worth 16.
-        let own = u64::from(high) * 0x0101_0101_0101_0101 & 0x8040_2010_0804_0201;
-        let fifth = (own + 0x7F7F_7F7F_7F7F_7F7F & 0x8080_8080_8080_8080) >> 3;
+        // Bit i is left in byte i, and becomes the highest bit there, then that worth 16.
+        let own = u64::from_le_bytes([high; 8]) & 0x8040_2010_0804_0201;
+        let fifth = ((own + 0x7F7F_7F7F_7F7F_7F7F) & 0x8080_8080_8080_8080) >> 3;
         *codes = (u64::from_le_bytes(*codes) | fifth).to_le_bytes();
     }
     out.codes.extend_from_slice(&codes);
