@@ -327,7 +327,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
     // Truncates a float and saturates it to 64 bits, signed and unsigned.
     (
         "long_of",
-        "inline long long_of(float x) { return convert_long_sat(x); }\n",
+        "inline long long_of(float x) { return isnan(x) ? 0 : convert_long_sat(x); }\n",
         "fn long_of(x: f32) -> i64 {
   if ((bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u) { return 0li; }
   if (x >= 9223372036854775808.0) { return 9223372036854775807li; }
@@ -339,7 +339,7 @@ pub const HELPERS: &[(&str, &str, &str)] = &[
     ),
     (
         "ulong_of",
-        "inline long ulong_of(float x) { return (long)convert_ulong_sat(x); }\n",
+        "inline long ulong_of(float x) { return isnan(x) ? 0 : (long)convert_ulong_sat(x); }\n",
         "fn ulong_of(x: f32) -> i64 {
   if (!(x > 0.0) || (bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u) { return 0li; }
   if (x >= 18446744073709551616.0) { return i64(-1); }
