@@ -55,10 +55,9 @@
 #define E0M_WORDS 3
 #define E0M_PER_WORD (24 / ENTRY)
 // The last entries are in the high bytes of three words.
-#define E0M_HIGH_BYTES(load, at, panel) \
-  (load(at) >> 24u | (load((at) + (panel)) >> 16u & 0xFF00u) | (load((at) + 2 * (panel)) >> 8u & 0xFF0000u))
+#define E0M_JOIN(a, b, c) ((a) >> 24u | ((b) >> 16u & 0xFF00u) | ((c) >> 8u & 0xFF0000u))
 #define E0M_ENTRY_WORD(load, at, row, panel) \
-  ((row) == 3 ? E0M_HIGH_BYTES(load, at, panel) : load((at) + (row) * (panel)))
+  ((row) == 3 ? E0M_JOIN(load(at), load((at) + (panel)), load((at) + 2 * (panel))) : load((at) + (row) * (panel)))
 #else
 #define E0M_WORDS 4
 #define E0M_PER_WORD (32 / ENTRY)
@@ -73,27 +72,29 @@
     entry = E0M_ENTRY_WORD(load, (at) + e0m_row * (panel), e0m_group / E0M_PER_WORD, panel) \
         >> (e0m_group % E0M_PER_WORD * ENTRY); \
   }
-// A weight is scale * w1 - offset.
-#define E0M_CONVERT(type, v) CAT(convert_, type)(v)
+// An integer below 2^23, by the mantissa of a float: GPUs convert few integers per cycle.
+#define E0M_FLOAT(type, v) (CAT(as_, type)((v) | 0x4B000000u) - 0x1p23f)
+// A weight is scale * w1 - offset, for the halves d and m of its block.
 #ifdef MINIMA
 #define E0M_INTEGERS ((1u << (ENTRY / 2)) - 1u)
-#define E0M_DECODE(type, scale, offset, halves, entry) { \
-    scale = E0M_HALF(type, halves) * (E0M_CONVERT(type, (entry) & E0M_INTEGERS) * (float)(1 << (BITS - 1))); \
-    offset = 2.0f * scale \
-        + E0M_HALF(type, (halves) >> 16u) * E0M_CONVERT(type, (entry) >> (uint)(ENTRY / 2) & E0M_INTEGERS); \
+#define E0M_AFFINE(type, scale, offset, d, m, entry) { \
+    scale = (d) * (E0M_FLOAT(type, (entry) & E0M_INTEGERS) * (float)(1 << (BITS - 1))); \
+    offset = 2.0f * scale + (m) * E0M_FLOAT(type, (entry) >> (uint)(ENTRY / 2) & E0M_INTEGERS); \
   }
 #else
 // 6 bits are stored with an offset, 8 bits in two's complement.
 #ifdef SIX
-#define E0M_INTEGER(type, entry) (E0M_CONVERT(type, (entry) & 63u) - 32.0f)
+#define E0M_INTEGER(type, entry) (E0M_FLOAT(type, (entry) & 63u) - 32.0f)
 #else
-#define E0M_INTEGER(type, entry) (E0M_CONVERT(type, ((entry) ^ 0x80u) & 0xFFu) - 128.0f)
+#define E0M_INTEGER(type, entry) (E0M_FLOAT(type, ((entry) ^ 0x80u) & 0xFFu) - 128.0f)
 #endif
-#define E0M_DECODE(type, scale, offset, halves, entry) { \
-    scale = E0M_HALF(type, halves) * (E0M_INTEGER(type, entry) * (float)(1 << (BITS - 1))); \
+#define E0M_AFFINE(type, scale, offset, d, m, entry) { \
+    scale = (d) * (E0M_INTEGER(type, entry) * (float)(1 << (BITS - 1))); \
     offset = 3.0f * scale; \
   }
 #endif
+#define E0M_DECODE(type, scale, offset, halves, entry) \
+  E0M_AFFINE(type, scale, offset, E0M_HALF(type, halves), E0M_HALF(type, (halves) >> 16u), entry)
 #define E0M_SCALES(uints, floats, load, at, g, panel, k) \
   floats scale, offset; \
   { \

@@ -1,5 +1,5 @@
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8
-// bits, on tensor cores. A work-group computes ROWS rows and ACROSS * 32 columns. Each warp
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight, on tensor
+// cores. A work-group computes ROWS rows and ACROSS * 32 columns. Each warp
 // computes 32 columns over its share of the k-blocks, and loads the next k-block while it sums one.
 // Weights are decoded to halves s * (w1 - b) once for all rows. Rows lie along the short side of
 // the tensor cores. With PARTS, the columns up to end0, up to end1 and the rest are separate
@@ -22,14 +22,15 @@
 #else
 #define PAIRS 4
 #endif
-#define LEVELS ((((1u << BITS) - 1u) << (10 - BITS)) * 0x10001u)
-#define LEVEL_PAIR(d, word, j) \
-  MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS, 0x40004000u)
+#ifdef HIGH
+#define LEVEL_PAIR(d, word, low, j) d = E0M_HALVES(word, low, j, 0x40004000u);
+#else
+#define LEVEL_PAIR(d, word, low, j) MASKED_OR(d, E0M_MOVE(word, (j) * BITS, 10 - BITS), LEVELS(10 - BITS), 0x40004000u);
+#endif
 // With more than 128 registers, only one work-group of 8 warps fits on a compute unit. So scales
 // are loaded late, and rows of x are kept as indices, not addresses.
 #define LOAD(words, s) { \
-    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) \
-      words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) LOAD_CODES(words[b], BLOCK_OF(s) * 4 + t); \
   }
 // SCALES: pairs of halves per column. With pairs, weights are (w1 - bias) * scale; with nested
 // scales, (w1 - 2) * scale + bias.
@@ -39,7 +40,7 @@
   uint scale[4], bias[4]; \
   { \
     uint4 halves, entry; \
-    E0M_NESTED(halves, entry, SCALE_WORDS, 0, (s) / SPAN, step, p.steps * PER) \
+    E0M_NESTED(halves, entry, SCALE_WORDS, 0, (s) * GROUPS + OWN_GROUP, step, p.steps * PER) \
     float4 unit, offset; \
     E0M_DECODE(float4, unit, offset, halves, entry) \
     float4 least = 2.0f * unit - offset; \
@@ -77,11 +78,13 @@
       if (IS_BEYOND_END(s)) break; \
       XS xs[EIGHTS]; \
       EACH_EIGHT(eights) xs[r] = ((__global const XS *)x)[x_rows[r] + BLOCK_OF(s) * 4 + t]; \
-      uint w[4][PAIRS], word[4] = {words[b].x, words[b].y, words[b].z, words[b].w}; \
+      uint w[4][PAIRS]; \
+      uint4 word4 = HIGH_WORDS(words[b]), low4 = LOW_WORDS(words[b]); \
+      uint word[4] = {word4.x, word4.y, word4.z, word4.w}, low[4] = {low4.x, low4.y, low4.z, low4.w}; \
       _Pragma("unroll") for (uint c = 0; c < 4; c++) { \
         _Pragma("unroll") for (uint e = 0; e < PAIRS; e++) { \
           uint level; \
-          LEVEL_PAIR(level, word[c], e); \
+          LEVEL_PAIR(level, word[c], low[c], e); \
           SCALED(w[c][e], level, scale[c], bias[c]) \
         } \
       } \
@@ -141,7 +144,7 @@ KERNEL {
   EACH_EIGHT(EIGHTS)
     for (uint c = 0; c < 2; c++)
       for (uint e = 0; e < 4; e++) sum[r][c][e] = 0.0f;
-  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH];
+  Codes words[BLOCKS_EACH], next_words[BLOCKS_EACH];
   uint s = share;
   if (s < k_blocks) LOAD(words, s)
   // The last tile may be partial, and so may the only tile of a plan for many rows.

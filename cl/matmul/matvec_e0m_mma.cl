@@ -1,223 +1,159 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on
-// tensor cores. A work-group computes 32 columns. Its warps share the k-blocks. A work-item loads
-// vectors of four columns, and loads the next k-block while it sums one. x is multiplied by halves
-// that follow exactly from w1 by a factor and a term. With w = s * (w1 - b), the sums are scaled
-// here, so no weight is rounded.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight, on tensor cores.
+// A work-group computes 32 columns. Its warps share the k-blocks. x is multiplied by halves that
+// follow exactly from w1 by a factor and a term. With w = s * (w1 - b), the sums are scaled here, so
+// no weight is rounded.
 //
-// With FEW, a work-group computes 8 or 16 rows, which lie along the side of the tensor cores that
-// one row leaves idle. With WHOLE, all k-blocks are full.
+// Each of the eight columns on the short side of the tensor cores takes x of other weights: those of
+// a block, or of one of its two groups. So the sums of a k-block are those of up to eight groups,
+// and the four work-items of a row of the result scale those of two columns each. Words are loaded
+// for the next k-block as soon as they are used.
 //
 // With PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
 // elements 0, start1 and start2. With HAS_CODES2, every other warp multiplies by a second weight of
 // the same size, and the epilogue takes the results of both.
 //
-// With HAS_GAIN, each work-group normalizes the DEPTH elements of a row: x / sqrt(mean of squares +
-// epsilon) * gain. A single row is normalized in local memory first. Several rows are multiplied by
-// the gain and by powers of two, so that halves neither overflow nor are rounded twice. The rest of
-// the factor multiplies the sums.
+// With HAS_GAIN, each work-group first normalizes the DEPTH elements of x in local memory: x /
+// sqrt(mean of squares + epsilon) * gain.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"
 #include "common/e0m_mma"
-// Number of groups of eight rows.
-#ifdef FEW
-#define EIGHTS (FEW / 8)
-#else
-#define EIGHTS 1
-#endif
-#define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
-// ROWS_PER_ITEM: number of rows, of each eight, whose sums a work-item has. PART_ROWS: number of
-// rows with sums in local memory.
-#ifdef FEW
-#define ROWS_PER_ITEM 2
-#define PART_ROWS FEW
-#else
-#define ROWS_PER_ITEM 1
-#define PART_ROWS 1
-#endif
-// Pairs of neighbouring weights as exact halves, after at most one shift: codes that begin at bit
-// `from` of a half become 2 + (w1 - 2) / LEVEL_SCALE. SUM_OF_W1 converts their sum to that over w1.
-#define LEVELS(from) ((((1u << BITS) - 1u) << (from)) * 0x10001u)
-#define PAIR(d, word, from) \
-  uint d; \
-  MASKED_OR(d, word, LEVELS(from), 0x40004000u);
-#define LEVEL_SCALE(from) ((float)(1 << (10 - BITS - (from))))
-#define SUM_OF_W1(from, dot, sum) (LEVEL_SCALE(from) * (dot) - (2.0f * LEVEL_SCALE(from) - 2.0f) * (sum))
-#define ONES 0x3C003C00u
-// The scales of k-block s: pairs, or half a block of nested scales, which are those of four groups
-// of 32 weights of 4 bits. All words with integers are loaded; their bits are taken where they are
-// used, so that no load is waited for.
-#ifdef NESTED
-typedef struct { uint4 halves, integers[3]; } Pair;
-#define LOAD_PAIR(pair, s) { \
-    __global const uint4 *at = pair_at + (E0M_HALF_ROWS(p.steps * PER / 256) + (s) / 2 * E0M_WORDS) * step; \
-    pair.halves = pair_at[(s) / 2 * step]; \
-    _Pragma("unroll") for (uint i = 0; i < 3; i++) pair.integers[i] = at[i * step]; \
-  }
-#else
-typedef uint4 Pair;
-#define LOAD_PAIR(pair, s) pair = pair_at[(s) / SPAN * step];
-#endif
-#define LOAD_WORDS(words, pair, s) { \
-    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
-    LOAD_PAIR(pair, s) \
-  }
-#define LOAD_XS(xs, s) { \
-    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) EACH_EIGHT xs[b][r] = X_ROW(r)[BLOCK_OF(s) * 4 + t]; \
-  }
-#ifdef FEW
-#define X_ROW(r) x_rows[r]
-#else
-#define X_ROW(r) x_words
-#endif
-// x in local memory needs no prefetching; otherwise, it is loaded with the words. X1 and X2: pairs
-// of x that multiply codes at the same bits. They are adjacent in a normalized row, but not in x.
-#define LOAD_WORDS_AND_XS(words, xs, pair, s) { LOAD_WORDS(words, pair, s) LOAD_XS(xs, s) }
+// Pairs of x that multiply codes at the same bits are adjacent in a normalized row, but not in x.
 #ifdef HAS_GAIN
-#ifdef FEW
-#define PREFETCH(words, xs, pair, s) LOAD_WORDS_AND_XS(words, xs, pair, s)
-#define LOAD_LATE(xs, s)
-#define X1(v) v.z
-#define X2(v) v.y
-// Warps that sum the squares of a row.
-#define SHARES (WARPS > FEW ? WARPS / FEW : 1)
-#define SCALE_HALVES(v, gain, power) \
-  HALVES_MUL(v, v, power); \
-  HALVES_MUL(v, v, gain);
-#ifdef PER4
-#define SCALE_XS(v, gain, power) \
-  SCALE_HALVES(v.x, gain.x, power) \
-  SCALE_HALVES(v.y, gain.y, power)
-#else
-#define SCALE_XS(v, gain, power) \
-  SCALE_HALVES(v.x, gain.x, power) \
-  SCALE_HALVES(v.y, gain.y, power) \
-  SCALE_HALVES(v.z, gain.z, power) \
-  SCALE_HALVES(v.w, gain.w, power)
-#endif
-#define NORMALIZE(v, s) { \
-    XS gain = gain_words[BLOCK_OF(s) * 4 + t]; \
-    EACH_EIGHT { SCALE_XS(v[r], gain, powers[r]) } \
-  }
-#define FACTOR(row) factors[row]
-#else
-#define PREFETCH(words, xs, pair, s) LOAD_WORDS(words, pair, s)
-#define LOAD_LATE(xs, s) LOAD_XS(xs, s)
 #define X1(v) v.y
 #define X2(v) v.z
 #define VECTORS_PER_ITEM ((DEPTH / 8 + WG - 1) / WG)
-#define NORMALIZE(v, s)
-#define FACTOR(row) 1.0f
-#endif
 #else
-#define PREFETCH(words, xs, pair, s) LOAD_WORDS_AND_XS(words, xs, pair, s)
-#define LOAD_LATE(xs, s)
 #define X1(v) v.z
 #define X2(v) v.y
-#define NORMALIZE(v, s)
-#define FACTOR(row) 1.0f
 #endif
-#define UNPACK_EIGHT(word4) \
-  FLOATS_OF(v[0], v[1], word4.x); \
-  FLOATS_OF(v[2], v[3], word4.y); \
-  FLOATS_OF(v[4], v[5], word4.z); \
-  FLOATS_OF(v[6], v[7], word4.w);
-#define SUM_OF_WARP(v) \
-  WARP_SUM(v, 16) \
-  WARP_SUM(v, 8) \
-  WARP_SUM(v, 4) \
-  WARP_SUM(v, 2) \
-  WARP_SUM(v, 1)
-#define X0(v) v.x
-#define X3(v) v.w
-#define ADD_AT(c, class, a, b, from, v, first, second) { \
+// ADD: adds products with two columns of words. ADD_ONES: adds x. The sum of x times w1 in column h
+// of the work-item's two is DOT(c, i) plus OF_SUMS(h), which depends on the sums of x only.
+#define ADD_AT(c, class, a, b, from, x0, x1) { \
     PAIR(a0, a, from) \
     PAIR(b0, b, from) \
     PAIR(a8, (a) >> 8u, from) \
     PAIR(b8, (b) >> 8u, from) \
-    EACH_EIGHT MMA(c[r][class], a0, b0, a8, b8, first(v[r]), second(v[r])); \
+    MMA(c[class], a0, b0, a8, b8, x0, x1); \
   }
 #ifdef PER4
-#define FIRST(v) v.x
-#define SECOND(v) v.y
-#define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, FIRST, SECOND)
-#define ADD_ONES(c, v) { EACH_EIGHT MMA(c[r][0], ONES, ONES, ONES, ONES, v[r].x, v[r].y); }
 #define CLASSES 1
-#define DOT_W1(c, i) SUM_OF_W1(0, c[r][0][i], sum[r][0][h])
-#define SUM_OF_X sum[r][0][h]
+#define ADD(c, words, i, j, v) ADD_AT(c, 0, words.high.i, words.high.j, 0, v.x, v.y)
+#define ADD_ONES(v) MMA(sum[0], ONES, ONES, ONES, ONES, v.x, v.y);
+#define DOT(c, i) (LEVEL_SCALE(0) * c[0][i])
+#define OF_SUMS(h) (LEVEL_TERM(0) * sum[0][h])
+#define SUM_OF_X(h) sum[0][h]
+#else
+#ifdef HIGH
+// w1 itself, from one or two planes.
+#define PAIR_OF(words, i, k) E0M_HALVES(HIGH_WORDS(words).i, LOW_WORDS(words).i, k, 0x40004000u)
+#define CLASSES 1
+#define ADD(c, words, i, j, v) { \
+    MMA(c[0], PAIR_OF(words, i, 0), PAIR_OF(words, j, 0), PAIR_OF(words, i, 2), PAIR_OF(words, j, 2), v.x, X1(v)); \
+    MMA(c[0], PAIR_OF(words, i, 1), PAIR_OF(words, j, 1), PAIR_OF(words, i, 3), PAIR_OF(words, j, 3), X2(v), v.w); \
+  }
+#define ADD_ONES(v) { \
+    MMA(sum[0], ONES, ONES, ONES, ONES, v.x, X1(v)); \
+    MMA(sum[0], ONES, ONES, ONES, ONES, X2(v), v.w); \
+  }
+#define DOT(c, i) c[0][i]
+#define OF_SUMS(h) 0.0f
+#define SUM_OF_X(h) sum[0][h]
 #else
 // Codes at different bits have separate sums.
-#define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, X0, X1) ADD_AT(c, 1, a, b, 4, v, X2, X3)
-#define ADD_ONES(c, v) { \
-    EACH_EIGHT { \
-      MMA(c[r][0], ONES, ONES, ONES, ONES, X0(v[r]), X1(v[r])); \
-      MMA(c[r][1], ONES, ONES, ONES, ONES, X2(v[r]), X3(v[r])); \
-    } \
-  }
 #define CLASSES 2
-#define DOT_W1(c, i) (SUM_OF_W1(0, c[r][0][i], sum[r][0][h]) + SUM_OF_W1(4, c[r][1][i], sum[r][1][h]))
-#define SUM_OF_X (sum[r][0][h] + sum[r][1][h])
-#endif
-// Adds the scaled sums of a column, for row h of the work-item's rows.
-#ifdef NESTED
-#define ADD_SCALED(c, entry, dot) { \
-    float scale, offset; \
-    E0M_DECODE(float, scale, offset, halves.c, entry.c) \
-    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++) \
-      total[r][h].c += scale * (dot) - offset * SUM_OF_X; \
+#define ADD(c, words, i, j, v) \
+  ADD_AT(c, 0, words.high.i, words.high.j, 0, v.x, X1(v)) \
+  ADD_AT(c, 1, words.high.i, words.high.j, 4, X2(v), v.w)
+#define ADD_ONES(v) { \
+    MMA(sum[0], ONES, ONES, ONES, ONES, v.x, X1(v)); \
+    MMA(sum[1], ONES, ONES, ONES, ONES, X2(v), v.w); \
   }
+#define DOT(c, i) (LEVEL_SCALE(0) * c[0][i] + LEVEL_SCALE(4) * c[1][i])
+#define OF_SUMS(h) (LEVEL_TERM(0) * sum[0][h] + LEVEL_TERM(4) * sum[1][h])
+#define SUM_OF_X(h) (sum[0][h] + sum[1][h])
+#endif
+#endif
+// Scales: those of the work-item's columns in k-block s, as they are stored. ADD_SCALED adds the
+// sums of both columns.
+#ifdef NESTED
+// k-blocks per block of nested scales, as eight groups have columns.
+#define OF_BLOCK (NESTED / 8)
+// The row of words with the entries, of four, and that with the halves, which has those of two
+// blocks if there are no minima.
+#define ENTRY_ROW(s) ((s) % OF_BLOCK * 2 + 2 * t / E0M_PER_WORD)
+#define SCALE_ROW(s, row) \
+  pair_at[(E0M_HALF_ROWS(p.steps * PER / 256) + (s) / OF_BLOCK * E0M_WORDS + (row)) * step]
+#ifdef MINIMA
+#define HALVES_ROW(s) ((s) / OF_BLOCK)
+#define HALVES_SHIFT(s) 0
 #else
-#define ADD_SCALED(c, pair, dot) { \
-    float scale, bias; \
-    FLOATS_OF(scale, bias, pair.c); \
-    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++) \
-      total[r][h].c += scale * ((dot) - bias * SUM_OF_X); \
-  }
+#define HALVES_ROW(s) ((s) / OF_BLOCK / 2)
+#define HALVES_SHIFT(s) ((s) / OF_BLOCK % 2 * 16)
 #endif
-#define NEW_SUMS \
-  float low[EIGHTS][CLASSES][4], high[EIGHTS][CLASSES][4], sum[EIGHTS][CLASSES][4]; \
-  EACH_EIGHT \
-    for (uint c = 0; c < CLASSES; c++) \
-      for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f;
-// The sums of a k-block, while the next one is loaded.
-#ifdef NESTED
-#define SUM_K_BLOCK(words, xs, pair, s) { \
-    uint4 halves = pair.halves, entries[2]; \
-    entries[0] = (s) % 2 == 0 ? pair.integers[0] : pair.integers[2]; \
-    entries[1] = (s) % 2 == 0 ? pair.integers[1] \
-        : pair.integers[0] >> 24u | (pair.integers[1] >> 16u & 0xFF00u) | (pair.integers[2] >> 8u & 0xFF0000u); \
-    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
-      NEW_SUMS \
-      NORMALIZE(xs[b], s) \
-      ADD(low, words[b].x, words[b].y, xs[b]) \
-      ADD(high, words[b].z, words[b].w, xs[b]) \
-      ADD_ONES(sum, xs[b]) \
-      uint4 entry = entries[b / 2] >> (b % 2 * ENTRY); \
-      ADD_SCALED(x, entry, DOT_W1(low, h)) \
-      ADD_SCALED(y, entry, DOT_W1(low, 2 + h)) \
-      ADD_SCALED(z, entry, DOT_W1(high, h)) \
-      ADD_SCALED(w, entry, DOT_W1(high, 2 + h)) \
+#ifdef SIX
+typedef struct { uint4 halves, word, first, second; } Scales;
+#define LOAD_SCALES(r, s) { \
+    r.halves = pair_at[HALVES_ROW(s) * step]; \
+    r.word = SCALE_ROW(s, min(ENTRY_ROW(s), 2u)); \
+    if (ENTRY_ROW(s) == 3) { \
+      r.first = SCALE_ROW(s, 0); \
+      r.second = SCALE_ROW(s, 1); \
+    } \
+  }
+#define ENTRY_WORD(r, s) (ENTRY_ROW(s) == 3 ? E0M_JOIN(r.first, r.second, r.word) : r.word)
+#else
+typedef struct { uint4 halves, word; } Scales;
+#define LOAD_SCALES(r, s) { \
+    r.halves = pair_at[HALVES_ROW(s) * step]; \
+    r.word = SCALE_ROW(s, ENTRY_ROW(s)); \
+  }
+#define ENTRY_WORD(r, s) r.word
+#endif
+#define ADD_SCALED(r, s) { \
+    uint4 halves = r.halves >> (uint)HALVES_SHIFT(s), word = ENTRY_WORD(r, s); \
+    float4 d, m; \
+    UNPACK_FOUR(d, m, halves) \
+    _Pragma("unroll") for (uint h = 0; h < 2; h++) { \
+      uint4 entry = word >> ((2 * t + h) % E0M_PER_WORD * ENTRY); \
+      float4 scale, offset; \
+      E0M_AFFINE(float4, scale, offset, d, m, entry) \
+      ADD_COLUMN(h, scale, - offset) \
     } \
   }
 #else
-#define SUM_K_BLOCK(words, xs, pair, s) { \
-    NEW_SUMS \
-    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) { \
-      if (IS_BEYOND_END(s)) break; \
-      NORMALIZE(xs[b], s) \
-      ADD(low, words[b].x, words[b].y, xs[b]) \
-      ADD(high, words[b].z, words[b].w, xs[b]) \
-      ADD_ONES(sum, xs[b]) \
+// Scale and bias are loaded once for two columns of the same group.
+#define GROUP_BLOCKS (GROUP * SPAN / BLOCK)
+#define PAIRS_EACH (GROUP_BLOCKS % 2 == 0 ? 1 : 2)
+typedef struct { uint4 pairs[PAIRS_EACH]; } Scales;
+#define LOAD_SCALES(r, s) { \
+    _Pragma("unroll") for (uint h = 0; h < PAIRS_EACH; h++) \
+      r.pairs[h] = pair_at[min((s) * BLOCKS_EACH + 2 * t + h, blocks - 1) / GROUP_BLOCKS * step]; \
+  }
+#define ADD_SCALED(r, s) { \
+    _Pragma("unroll") for (uint h = 0; h < 2; h++) { \
+      float4 scale, bias; \
+      UNPACK_FOUR(scale, bias, r.pairs[h % PAIRS_EACH]) \
+      ADD_COLUMN(h, scale, - scale * bias) \
     } \
-    ADD_SCALED(x, pair, DOT_W1(low, h)) \
-    ADD_SCALED(y, pair, DOT_W1(low, 2 + h)) \
-    ADD_SCALED(z, pair, DOT_W1(high, h)) \
-    ADD_SCALED(w, pair, DOT_W1(high, 2 + h)) \
   }
 #endif
+// Adds the sums of column h times a scale and the sum of x times a term.
+#define ADD_COLUMN(h, scale, term) { \
+    float of_x = SUM_OF_X(h), rest = OF_SUMS(h); \
+    float4 sums = (float4)(DOT(low, h), DOT(low, 2 + h), DOT(high, h), DOT(high, 2 + h)) + rest; \
+    total = total + scale * sums; \
+    total = total + (term) * of_x; \
+  }
+// x that column g of the tensor cores takes of k-block s.
+#define LOAD_X(v, s) { \
+    uint block = (s) * BLOCKS_EACH + g / GROUPS; \
+    bool takes = g / GROUPS < BLOCKS_EACH && block < blocks && g % GROUPS == OWN_GROUP; \
+    v = takes ? x_words[block * 4 + t] : (XS)(0); \
+  }
 
 KERNEL {
-  __local float4 part[WARPS * 8 * PART_ROWS];
+  __local float4 part[WARPS * 8];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint first = get_group_id(0) * 32, j = first + 4 * g;
   j = j < p.n ? j : 0;
@@ -231,67 +167,19 @@ KERNEL {
 #endif
   uint blocks = p.steps / 4, k_blocks = (blocks + BLOCKS_EACH - 1) / BLOCKS_EACH, step = p.panel / 4;
   __global const uint4 *word_at = codes_of + j / 4, *pair_at = scales_of + j / 4;
+  float4 total = (float4)(0.0f);
+  Codes words[BLOCKS_EACH];
+  Scales own_scales;
+  XS own_x;
+  uint s = warp / SIDES;
+  if (s < k_blocks) {
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) LOAD_CODES(words[b], BLOCK_OF(s) * 4 + t);
+    LOAD_SCALES(own_scales, s)
+  }
 #ifdef HAS_GAIN
-#ifdef FEW
-  __local uint4 gain8[DEPTH / 8];
-  __local const XS *gain_words = (__local const XS *)gain8;
-  __local float squares[FEW * SHARES], factors[FEW];
-  __global const XS *x_words = (__global const XS *)x;
-#else
   __local uint4 row[DEPTH / 8];
   __local float squares[WARPS];
   __local const XS *x_words = (__local const XS *)row;
-#endif
-#else
-  __global const XS *x_words = (__global const XS *)x;
-#endif
-#ifdef FEW
-  // Missing rows repeat the last row and are not stored.
-  __global const XS *x_rows[EIGHTS];
-  uint row0 = get_group_id(1) * FEW;
-  EACH_EIGHT x_rows[r] = x_words + min(row0 + 8 * r + g, p.m - 1) * p.steps;
-#endif
-  float4 total[EIGHTS][ROWS_PER_ITEM];
-  EACH_EIGHT for (uint h = 0; h < ROWS_PER_ITEM; h++) total[r][h] = (float4)(0.0f);
-  uint4 words[BLOCKS_EACH], next_words[BLOCKS_EACH];
-  Pair pair, next_pair;
-  XS xs[BLOCKS_EACH][EIGHTS], next_xs[BLOCKS_EACH][EIGHTS];
-  uint s = warp / SIDES;
-  if (s < k_blocks) PREFETCH(words, xs, pair, s)
-#ifdef HAS_GAIN
-#ifdef FEW
-  float v[8];
-  for (uint i = lid; i < DEPTH / 8; i += WG) {
-    float4 low = gain_at4(2 * i), high = gain_at4(2 * i + 1);
-    uint4 halves;
-    HALVES_OF(halves.x, low.x, low.y);
-    HALVES_OF(halves.y, low.z, low.w);
-    HALVES_OF(halves.z, high.x, high.y);
-    HALVES_OF(halves.w, high.z, high.w);
-    gain8[i] = halves;
-  }
-  for (uint r = warp / SHARES; r < FEW; r += WARPS / SHARES) {
-    __global const uint4 *eights = (__global const uint4 *)(x_words + min(row0 + r, p.m - 1) * p.steps);
-    float square = 0.0f;
-    _Pragma("unroll 8") for (uint i = lane + 32 * (warp % SHARES); i < DEPTH / 8; i += 32 * SHARES) {
-      uint4 eight = eights[i];
-      UNPACK_EIGHT(eight)
-      _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
-    }
-    SUM_OF_WARP(square)
-    if (lane == 0) squares[r * SHARES + warp % SHARES] = square;
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  uint powers[EIGHTS];
-  EACH_EIGHT {
-    float square = 0.0f;
-    for (uint i = 0; i < SHARES; i++) square += squares[(8 * r + g) * SHARES + i];
-    float factor = rsqrt(square / (float)DEPTH + p.epsilon);
-    float power = clamp(as_float(as_uint(factor) & 0x7F800000u), 0x1p-14f, 0x1p15f);
-    HALVES_OF(powers[r], power, power);
-    if (lid < 32 && t == 0) factors[8 * r + g] = factor / power;
-  }
-#else
   uint4 held[VECTORS_PER_ITEM];
   float4 gains[VECTORS_PER_ITEM][2];
   float square = 0.0f, v[8];
@@ -301,7 +189,7 @@ KERNEL {
     // Loaded with x, since after the barrier the work-group would wait for memory once more.
     gains[e][0] = gain_at4(i < DEPTH / 8 ? 2 * i : 0);
     gains[e][1] = gain_at4(i < DEPTH / 8 ? 2 * i + 1 : 1);
-    UNPACK_EIGHT(held[e])
+    UNPACK_EIGHT(v, held[e])
     _Pragma("unroll") for (uint c = 0; c < 8; c++) square += v[c] * v[c];
   }
   SUM_OF_WARP(square)
@@ -314,7 +202,7 @@ KERNEL {
     uint i = lid + e * WG;
     if (i < DEPTH / 8) {
       float4 low = gains[e][0] * factor, high = gains[e][1] * factor;
-      UNPACK_EIGHT(held[e])
+      UNPACK_EIGHT(v, held[e])
       uint4 normed;
       HALVES_OF(normed.x, v[0] * low.x, v[1] * low.y);
       HALVES_OF(normed.y, v[2] * low.z, v[3] * low.w);
@@ -328,44 +216,37 @@ KERNEL {
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
+#else
+  __global const XS *x_words = (__global const XS *)x;
 #endif
-#endif
-  // Two k-blocks per iteration, so that no words are copied between registers.
+  if (s < k_blocks) LOAD_X(own_x, s)
   while (s < k_blocks) {
     uint after = s + WARPS / SIDES;
-    if (after < k_blocks) PREFETCH(next_words, next_xs, next_pair, after)
-    LOAD_LATE(xs, s)
-    SUM_K_BLOCK(words, xs, pair, s)
-    s = after;
-    if (s >= k_blocks) break;
-    after = s + WARPS / SIDES;
-    if (after < k_blocks) PREFETCH(words, xs, pair, after)
-    LOAD_LATE(next_xs, s)
-    SUM_K_BLOCK(next_words, next_xs, next_pair, s)
+    bool more = after < k_blocks;
+    float low[CLASSES][4], high[CLASSES][4], sum[CLASSES][4];
+    for (uint c = 0; c < CLASSES; c++)
+      for (uint e = 0; e < 4; e++) low[c][e] = high[c][e] = sum[c][e] = 0.0f;
+    ADD_ONES(own_x)
+    _Pragma("unroll") for (uint b = 0; b < BLOCKS_EACH; b++) {
+      XS masked = g / GROUPS == b ? own_x : (XS)(0);
+      ADD(low, words[b], x, y, masked)
+      ADD(high, words[b], z, w, masked)
+      if (more) LOAD_CODES(words[b], BLOCK_OF(after) * 4 + t);
+    }
+    ADD_SCALED(own_scales, s)
+    if (more) {
+      LOAD_SCALES(own_scales, after)
+      LOAD_X(own_x, after)
+    }
     s = after;
   }
-#ifdef FEW
-  EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < ROWS_PER_ITEM; h++)
-    part[(warp * FEW + 8 * r + 2 * t + h) * 8 + g] = total[r][h];
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (uint i = lid; i < 16 * FEW; i += WG) {
-    uint row = i / 16, column = first + i % 16 * 2;
-    if (row0 + row >= p.m || column >= p.n) continue;
-    float2 v = (float2)(0.0f);
-    for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
-    v *= FACTOR(row);
-    uint c = result_at(row0 + row, p.column + column, p.y_stride, p);
-#ifdef HAS_CODES2
-    float2 u = (float2)(0.0f);
-    for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
-    u *= FACTOR(row);
-    y_put2(c / 2, v, u);
-#else
-    y_put2(c / 2, v);
-#endif
+  // Each of the four work-items of a column has the sums of other groups.
+  float all[4] = {total.x, total.y, total.z, total.w};
+  _Pragma("unroll") for (uint c = 0; c < 4; c++) {
+    if (BLOCKS_EACH * GROUPS > 2) WARP_SUM(all[c], 1)
+    if (BLOCKS_EACH * GROUPS > 4) WARP_SUM(all[c], 2)
   }
-#else
-  if (t == 0) part[lid / 32 * 8 + g] = total[0][0];
+  if (t == 0) part[lid / 32 * 8 + g] = (float4)(all[0], all[1], all[2], all[3]);
   barrier(CLK_LOCAL_MEM_FENCE);
   if (lid < 16 && first + 2 * lid < p.n) {
     float2 v = (float2)(0.0f);
@@ -379,5 +260,4 @@ KERNEL {
     y_put2(c / 2, v);
 #endif
   }
-#endif
 }

@@ -84,6 +84,9 @@ fn e0m_nested(at: u32, g: u32, panel: u32, k: u32) -> E0mNested {
   return E0mNested(halves, entry >> vec4<u32>(group % E0M_PER_WORD * ENTRY));
 }
 
+// An integer below 2^23, by the mantissa of a float: GPUs convert few integers per cycle.
+fn e0m_float(v: vec4<u32>) -> vec4<f32> { return bitcast<vec4<f32>>(v | vec4<u32>(0x4B000000u)) - 8388608.0; }
+
 // A weight is scale * w1 - offset.
 struct E0mAffine { scale: vec4<f32>, offset: vec4<f32> }
 
@@ -96,15 +99,15 @@ fn e0m_decode(n: E0mNested) -> E0mAffine {
   let d = e0m_low_halves(n.halves) * f32(1u << (BITS - 1u));
 #ifdef MINIMA
   let mask = vec4<u32>((1u << (ENTRY / 2u)) - 1u);
-  let scale = d * vec4<f32>(n.entry & mask);
-  let minima = e0m_low_halves(n.halves >> vec4<u32>(16u)) * vec4<f32>((n.entry >> vec4<u32>(ENTRY / 2u)) & mask);
+  let scale = d * e0m_float(n.entry & mask);
+  let minima = e0m_low_halves(n.halves >> vec4<u32>(16u)) * e0m_float((n.entry >> vec4<u32>(ENTRY / 2u)) & mask);
   return E0mAffine(scale, 2.0 * scale + minima);
 #else
   // 6 bits are stored with an offset, 8 bits in two's complement.
 #ifdef SIX
-  let integer = vec4<f32>(n.entry & vec4<u32>(63u)) - 32.0;
+  let integer = e0m_float(n.entry & vec4<u32>(63u)) - 32.0;
 #else
-  let integer = vec4<f32>((n.entry ^ vec4<u32>(128u)) & vec4<u32>(255u)) - 128.0;
+  let integer = e0m_float((n.entry ^ vec4<u32>(128u)) & vec4<u32>(255u)) - 128.0;
 #endif
   let scale = d * integer;
   return E0mAffine(scale, 3.0 * scale);
@@ -123,20 +126,33 @@ struct E0mWords {
 #endif
 }
 
-// The words of step t, for codes that start at `at`, in rows of `panel`. They are shifted so that
-// the codes have the bits of the first step.
-fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords {
+// The words that have the codes of step t, for codes that start at `at`, in rows of `panel`.
+fn e0m_loaded(at: u32, t: u32, panel: u32) -> E0mWords {
   var w: E0mWords;
 #ifdef HIGH
-  w.high = codes_at(at + (t / 4u * BITS + t % 4u * HIGH / 4u) * panel) >> vec4<u32>(t % (4u / HIGH) * (4u * HIGH));
+  w.high = codes_at(at + (t / 4u * BITS + t % 4u * HIGH / 4u) * panel);
 #else
   w.high = codes_at(at + t * panel);
 #endif
 #ifdef LOW
-  w.low = codes_at(at + (t / 4u * BITS + HIGH + t % 4u * LOW / 4u) * panel) >> vec4<u32>(t % (4u / LOW) * (4u * LOW));
+  w.low = codes_at(at + (t / 4u * BITS + HIGH + t % 4u * LOW / 4u) * panel);
 #endif
   return w;
 }
+
+// These words, shifted so that the codes of step t have the bits of the first step.
+fn e0m_shifted(w: E0mWords, t: u32) -> E0mWords {
+  var r = w;
+#ifdef HIGH
+  r.high >>= vec4<u32>(t % (4u / HIGH) * (4u * HIGH));
+#endif
+#ifdef LOW
+  r.low >>= vec4<u32>(t % (4u / LOW) * (4u * LOW));
+#endif
+  return r;
+}
+
+fn e0m_words(at: u32, t: u32, panel: u32) -> E0mWords { return e0m_shifted(e0m_loaded(at, t, panel), t); }
 
 // The bits of weight k of a step in words of a plane, moved to bit `to`. Code k is bit field k / 2
 // * width + k % 2 * 16.
@@ -167,18 +183,23 @@ fn e0m_both(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   return (words >> vec4<u32>(k * width - to)) & mask;
 }
 
-// The bits of w1 as halves, divided by a power of two that the exponent sets: weights 2k and 2k + 1
-// of a step in the two halves of each word, with the operations of a single weight.
-fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
+// The codes 2k and 2k + 1 of a step in the two halves of each word, from bit `to` on: as many
+// operations as for a single code.
+fn e0m_pairs_of_codes(w: E0mWords, k: u32, to: u32) -> vec4<u32> {
 #ifdef HIGH
-  var bits = e0m_both(w.high, k, HIGH, 10u - HIGH) | vec4<u32>(exponent);
+  var bits = e0m_both(w.high, k, HIGH, to + BITS - HIGH);
 #else
-  var bits = e0m_both(w.high, k, BITS, 10u - BITS) | vec4<u32>(exponent);
+  var bits = e0m_both(w.high, k, BITS, to);
 #endif
 #ifdef LOW
-  bits |= e0m_both(w.low, k, LOW, 10u - BITS);
+  bits |= e0m_both(w.low, k, LOW, to);
 #endif
   return bits;
+}
+
+// The bits of w1 as halves, divided by a power of two that the exponent sets.
+fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
+  return e0m_pairs_of_codes(w, k, 10u - BITS) | vec4<u32>(exponent);
 }
 
 // w1 / 16: a sum of eight products of (w1 - b) / 16 with any halves stays finite.

@@ -1,7 +1,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight of 4 or 8
-// bits, with cooperative matrices of 16 x 16. WARPS_M x WARPS_N warps, of TILES * 16 rows by 32
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight, with
+// cooperative matrices of 16 x 16. WARPS_M x WARPS_N warps, of TILES * 16 rows by 32
 // columns each, share a block of x and of weights. Weights are decoded to halves and stored by
 // columns in work-group memory. The next block is loaded while the current one is summed. With
 // PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
@@ -21,10 +21,22 @@ var<workgroup> xs: array<vec4<f16>, TM * ROW>;
 var<workgroup> ws: array<vec4<f16>, TN * ROW>;
 var<workgroup> out: array<f32, WG * 8u>;
 
-// Four neighbouring weights of a step, from weight k on, as halves.
-fn weights(word: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
-  let field = vec4<u32>(k / 2u * BITS) + vec4<u32>(0u, 16u, BITS, 16u + BITS);
-  let level = ((vec4<u32>(word) >> field) << vec4<u32>(23u - BITS)) & vec4<u32>(((1u << BITS) - 1u) << (23u - BITS));
+// The bits of four neighbouring codes in a word of a plane, from code k on, moved to bit `to`.
+fn four_codes(word: u32, k: u32, width: u32, to: u32) -> vec4<u32> {
+  let field = vec4<u32>(k / 2u * width) + vec4<u32>(0u, 16u, width, 16u + width);
+  return ((vec4<u32>(word) >> field) << vec4<u32>(to)) & vec4<u32>(((1u << width) - 1u) << to);
+}
+
+// Four neighbouring weights of column c of a step, from weight k on, as halves.
+fn weights(w: E0mWords, c: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
+#ifdef HIGH
+  var level = four_codes(w.high[c], k, HIGH, 23u - HIGH);
+#else
+  var level = four_codes(w.high[c], k, BITS, 23u - BITS);
+#endif
+#ifdef LOW
+  level |= four_codes(w.low[c], k, LOW, 23u - BITS);
+#endif
   return vec4<f16>(bitcast<vec4<f32>>(level | vec4<u32>(0x40000000u)) * scale - offset);
 }
 
@@ -37,7 +49,7 @@ fn x_part(at: u32, k0: u32, i0: u32) -> vec4<f16> {
 
 // The codes of a vector, and their scales.
 struct Part {
-  word: vec4<u32>,
+  words: E0mWords,
 #ifdef NESTED
   pair: E0mNested,
 #else
@@ -52,13 +64,13 @@ fn w_part(at: u32, k0: u32, first: u32) -> Part {
   let row = min(k0 / PER + at / (TN / 4u), rows - 1u);
   var j = first + at % (TN / 4u) * 4u;
   j = select(0u, j, j < p.n);
-  let word = codes[(j / p.panel * rows + row) * panel + j % p.panel / 4u];
+  let words = e0m_words(j / p.panel * e0m_rows(rows) * panel + j % p.panel / 4u, row, panel);
   let pair_at = j / p.panel * e0m_scale_rows(p.k) * panel + j % p.panel / 4u;
   let g = row * PER / (GROUP * SPAN);
 #ifdef NESTED
-  return Part(word, e0m_nested(pair_at, g, panel, p.k));
+  return Part(words, e0m_nested(pair_at, g, panel, p.k));
 #else
-  return Part(word, scales[pair_at + g * panel]);
+  return Part(words, scales[pair_at + g * panel]);
 #endif
 }
 
@@ -125,9 +137,9 @@ fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
           let offset = pair.x * pair.y;
 #endif
           let to = (at % (TN / 4u) * 4u + c) * ROW + at / (TN / 4u) * (PER / 4u);
-          ws[to] = weights(w_next[e].word[c], 0u, scale, offset);
+          ws[to] = weights(w_next[e].words, c, 0u, scale, offset);
 #ifndef PER4
-          ws[to + 1u] = weights(w_next[e].word[c], 4u, scale, offset);
+          ws[to + 1u] = weights(w_next[e].words, c, 4u, scale, offset);
 #endif
         }
       }

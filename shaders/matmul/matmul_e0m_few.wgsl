@@ -1,8 +1,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
-// y[i, column + j] = sum_k x[i, k] * w[k, j] for a few rows of halves and an E0M weight of 4 or 8
-// bits, with cooperative matrices of 16 x 16. A work-group computes 16 rows and 32 columns. Its
-// warps share the blocks of weights. Each warp decodes a block into its own part of work-group
+// y[i, column + j] = sum_k x[i, k] * w[k, j] for a few rows of halves and an E0M weight, with
+// cooperative matrices of 16 x 16. A work-group computes 16 rows and 32 columns. Its warps share the blocks of weights. Each warp decodes a block into its own part of work-group
 // memory, and loads the next one meanwhile. With PARTS, the columns up to end0, up to end1 and the
 // rest are separate results, which start at elements 0, start1 and start2. With HAS_CODES2, every
 // other warp multiplies by a second weight of the same size, and the epilogue takes the results of
@@ -33,7 +32,7 @@ alias Sum = coop_mat16x16<f32, C>;
 
 // The part of a block that a work-item has: codes of four columns, and a part of a row of x.
 struct Fetched {
-  words: vec4<u32>,
+  words: E0mWords,
   x0: vec4<u32>,
 #ifndef PER4
   x1: vec4<u32>,
@@ -47,7 +46,7 @@ fn fetched(i: u32, lane: u32, word_at: u32, row_at: u32) -> Fetched {
   let block = min(i, blocks - 1u);
   let panel = p.panel / 4u;
   var r: Fetched;
-  r.words = codes_at(word_at + (block * 4u + lane / 8u) * panel);
+  r.words = e0m_loaded(word_at, block * 4u + lane / 8u, panel);
   let at = row_at + block * (BLOCK / 8u) + lane % 2u * (BLOCK / 16u);
   r.x0 = select(vec4<u32>(), x[at], i < blocks);
 #ifndef PER4
@@ -65,15 +64,18 @@ fn put_x(at: u32, v: vec4<u32>) {
 // Scales of four columns as they are stored.
 #ifdef NESTED
 alias Stored = E0mNested;
+// Groups of a block.
+const GROUPS = NESTED / 8u;
 #else
 alias Stored = vec4<u32>;
 #endif
 
-fn stored(pair_at: u32, g: u32, panel: u32) -> Stored {
+// Those of the weights that a work-item has of k-block s.
+fn stored(pair_at: u32, s: u32, lane: u32, panel: u32) -> Stored {
 #ifdef NESTED
-  return e0m_nested(pair_at, g, panel, p.steps * PER);
+  return e0m_nested(pair_at, s * GROUPS + lane / (32u / GROUPS), panel, p.steps * PER);
 #else
-  return pairs_at(pair_at + g * panel);
+  return pairs_at(pair_at + s / SPAN * panel);
 #endif
 }
 
@@ -114,16 +116,17 @@ fn put_block(r: Fetched, scales_of: Stored, warp: u32, lane: u32) {
 #ifndef PER4
   put_x(x_at + 2u, r.x1);
 #endif
-  let p0 = e0m_both(r.words, 0u, BITS, 0u) | vec4<u32>(0x64006400u);
-  let p1 = e0m_both(r.words, 1u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let words = e0m_shifted(r.words, lane / 8u);
+  let p0 = e0m_pairs_of_codes(words, 0u, 0u) | vec4<u32>(0x64006400u);
+  let p1 = e0m_pairs_of_codes(words, 1u, 0u) | vec4<u32>(0x64006400u);
   let to = (warp * 32u + lane % 8u) * ROW + lane / 8u * (PER / 4u);
   ws[to] = four(p0.x, p1.x, by.x, offset.x);
   ws[to + 8u * ROW] = four(p0.y, p1.y, by.y, offset.y);
   ws[to + 16u * ROW] = four(p0.z, p1.z, by.z, offset.z);
   ws[to + 24u * ROW] = four(p0.w, p1.w, by.w, offset.w);
 #ifndef PER4
-  let p2 = e0m_both(r.words, 2u, BITS, 0u) | vec4<u32>(0x64006400u);
-  let p3 = e0m_both(r.words, 3u, BITS, 0u) | vec4<u32>(0x64006400u);
+  let p2 = e0m_pairs_of_codes(words, 2u, 0u) | vec4<u32>(0x64006400u);
+  let p3 = e0m_pairs_of_codes(words, 3u, 0u) | vec4<u32>(0x64006400u);
   ws[to + 1u] = four(p2.x, p3.x, by.x, offset.x);
   ws[to + 8u * ROW + 1u] = four(p2.y, p3.y, by.y, offset.y);
   ws[to + 16u * ROW + 1u] = four(p2.z, p3.z, by.z, offset.z);
@@ -169,7 +172,7 @@ fn matmul_e0m_few(
   let first = group.x * 32u;
   let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
   let panel = p.panel / 4u;
-  let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
+  let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_scale_rows(p.steps * PER) * panel + j % p.panel / 4u;
   let k_blocks = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
   let warp = lid / 32u;
@@ -184,11 +187,11 @@ fn matmul_e0m_few(
   var s1: Sum;
   let rounds = (k_blocks + OF_SIDE - 1u) / OF_SIDE;
   var next = fetched(warp / SIDES * BLOCKS_EACH, lane, word_at, row_at);
-  var pairs = stored(pair_at, min(warp / SIDES, k_blocks - 1u) / SPAN, panel);
+  var pairs = stored(pair_at, min(warp / SIDES, k_blocks - 1u), lane, panel);
   for (var i = 0u; i < rounds; i++) {
     let k_block = i * OF_SIDE + warp / SIDES;
     let own = pairs;
-    pairs = stored(pair_at, min(k_block + OF_SIDE, k_blocks - 1u) / SPAN, panel);
+    pairs = stored(pair_at, min(k_block + OF_SIDE, k_blocks - 1u), lane, panel);
     for (var e = 0u; e < BLOCKS_EACH; e++) {
       let now = next;
       let last = e + 1u == BLOCKS_EACH;

@@ -1,7 +1,8 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits. A
-// work-group computes 32 columns; four work-items share the words of a block of weights in the same
-// columns. Each warp of 32 work-items, a subgroup, takes every WARPS-th stretch, and loads the next
-// stretch while it sums one. The sums are floats, since no cooperative matrix has a single column.
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight. A work-group
+// computes 32 columns. Each warp of 32 work-items, a subgroup, takes every WARPS-th stretch of four
+// blocks of weights, and loads the next stretch while it sums one. A work-item has one of the
+// blocks, of four columns, so it applies few scales. The sums are floats, since no cooperative
+// matrix has a single column.
 //
 // With PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
 // elements 0, start1 and start2. With HAS_GAIN, each work-group first normalizes the DEPTH elements
@@ -26,7 +27,6 @@ var<workgroup> squares: array<f32, WARPS>;
 var<workgroup> row: array<vec4<u32>, DEPTH / 8u>;
 #endif
 const BLOCK: u32 = 4u * PER;
-const BLOCKS_EACH: u32 = GROUP / BLOCK;
 const WARPS: u32 = WG / 32u;
 #ifdef HAS_CODES2
 const SIDES = 2u;
@@ -36,54 +36,37 @@ const SIDES = 1u;
 // Sums of each warp, in its eight vectors of columns.
 var<workgroup> part: array<vec4<f32>, WARPS * 8u>;
 
-// Codes of a block, and the elements of x that they multiply.
-struct Block {
-  words: vec4<u32>,
+#ifdef NESTED
+// Groups of a block.
+const GROUPS = NESTED / 8u;
+#else
+// Blocks of a group.
+const GROUP_BLOCKS = GROUP * SPAN / BLOCK;
+#endif
+
+// Codes of a step, and the elements of x that they multiply.
+struct Step {
+  words: E0mWords,
   xs: vec4<u32>,
 }
 
+// The block of a work-item. Its steps are separate variables, since an array that a compiler does
+// not unroll is kept in memory.
+struct Block {
+  a: Step,
+  b: Step,
+  c: Step,
+  d: Step,
 #ifdef NESTED
-// Half a block of nested scales, which are those of four groups of 32 weights of 4 bits.
-struct Half {
-  halves: vec4<u32>,
-  a: vec4<u32>,
-  b: vec4<u32>,
-  c: vec4<u32>,
-  second: bool,
-}
-
-fn half_at(pair_at: u32, s: u32) -> Half {
-  let panel = p.panel / 4u;
-  let at = pair_at + (e0m_half_rows(p.steps * PER) + s / 2u * E0M_WORDS) * panel;
-  return Half(pairs_at(pair_at + s / 2u * panel), pairs_at(at), pairs_at(at + panel), pairs_at(at + 2u * panel),
-      s % 2u == 1u);
-}
-
-// Groups 2i and 2i + 1.
-fn entries(h: Half, i: u32) -> vec4<u32> {
-  if (i == 0u) { return select(h.a, h.c, h.second); }
-  let last = (h.a >> vec4<u32>(24u)) | ((h.b >> vec4<u32>(16u)) & vec4<u32>(0xFF00u))
-      | ((h.c >> vec4<u32>(8u)) & vec4<u32>(0xFF0000u));
-  return select(h.b, last, h.second);
-}
-#endif
-
-// Up to four blocks with their scales. They are separate variables, since an array that a compiler
-// does not unroll is kept in memory.
-struct Stretch {
-  a: Block,
-  b: Block,
-  c: Block,
-  d: Block,
-#ifdef NESTED
-  nested: Half,
+  // Those of the first group.
+  nested: E0mNested,
 #else
   pairs: vec4<u32>,
 #endif
 }
 
-// The part of a block that work-item t has. After the last block, x is zero.
-fn block_at(i: u32, t: u32, word_at: u32) -> Block {
+// A step of block i. After the last block, x is zero.
+fn step_at(i: u32, t: u32, word_at: u32) -> Step {
   let step = min(i, p.steps / 4u - 1u) * 4u + t;
 #ifdef PER4
   let at = step / 2u;
@@ -95,33 +78,25 @@ fn block_at(i: u32, t: u32, word_at: u32) -> Block {
 #else
   let xs = x[at];
 #endif
-  return Block(codes_at(word_at + step * (p.panel / 4u)), select(vec4<u32>(), xs, i < p.steps / 4u));
+  return Step(e0m_loaded(word_at, step, p.panel / 4u), select(vec4<u32>(), xs, i < p.steps / 4u));
 }
 
-fn stretch(s: u32, t: u32, word_at: u32, pair_at: u32) -> Stretch {
-  var r: Stretch;
-  r.a = block_at(s * BLOCKS_EACH, t, word_at);
-  if (BLOCKS_EACH > 1u) { r.b = block_at(s * BLOCKS_EACH + 1u, t, word_at); }
-  if (BLOCKS_EACH > 2u) { r.c = block_at(s * BLOCKS_EACH + 2u, t, word_at); }
-  if (BLOCKS_EACH > 3u) { r.d = block_at(s * BLOCKS_EACH + 3u, t, word_at); }
-  let last = min(s, (p.steps / 4u - 1u) / BLOCKS_EACH);
+fn block_at(i: u32, word_at: u32, pair_at: u32) -> Block {
+  var r: Block;
+  r.a = step_at(i, 0u, word_at);
+  r.b = step_at(i, 1u, word_at);
+  r.c = step_at(i, 2u, word_at);
+  r.d = step_at(i, 3u, word_at);
+  let last = min(i, p.steps / 4u - 1u);
 #ifdef NESTED
-  r.nested = half_at(pair_at, last);
+  r.nested = e0m_nested(pair_at, last * GROUPS, p.panel / 4u, p.steps * PER);
 #else
-  r.pairs = pairs_at(pair_at + last / SPAN * (p.panel / 4u));
+  r.pairs = pairs_at(pair_at + last / GROUP_BLOCKS * (p.panel / 4u));
 #endif
   return r;
 }
 
 fn halves(word: vec2<u32>) -> vec4<f32> { return vec4<f32>(unpack2x16float(word.x), unpack2x16float(word.y)); }
-
-// w1 of weight k (a constant) of a step, from its bits.
-fn level(words: vec4<u32>, k: u32) -> vec4<f32> {
-  let field = k / 2u * BITS + k % 2u * 16u;
-  let to = 23u - BITS;
-  let moved = select(words >> vec4<u32>(max(field, to) - to), words << vec4<u32>(max(field, to) - field), field < to);
-  return bitcast<vec4<f32>>((moved & vec4<u32>(((1u << BITS) - 1u) << to)) | vec4<u32>(0x40000000u));
-}
 
 // Sums of x times w1 of four columns (with PAIRS, of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR), and
 // of x.
@@ -131,16 +106,15 @@ struct Terms {
 }
 
 #ifdef PAIRS
-fn plus(terms: Terms, r: Block, t: u32) -> Terms {
+fn plus(terms: Terms, r: Step, t: u32) -> Terms {
   let s = halves(r.xs.xy) + halves(r.xs.zw);
-  var words: E0mWords;
-  words.high = r.words;
+  let words = e0m_shifted(r.words, t);
   let dots = chains_of(r.xs, e0m_pair_by_4(words, 0u), e0m_pair_by_4(words, 1u), e0m_pair_by_4(words, 2u),
       e0m_pair_by_4(words, 3u));
   return Terms(terms.dots + dots, terms.sum + dot(s, vec4<f32>(1.0)));
 }
 #else
-fn plus(terms: Terms, r: Block, t: u32) -> Terms {
+fn plus(terms: Terms, r: Step, t: u32) -> Terms {
 #ifdef PER4
   let a = halves(select(r.xs.xy, r.xs.zw, (t & 1u) == 1u));
   let sum = terms.sum + dot(a, vec4<f32>(1.0));
@@ -149,44 +123,29 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
   let c = halves(r.xs.zw);
   let sum = terms.sum + dot(a + c, vec4<f32>(1.0));
 #endif
-  var dots = terms.dots + a.x * level(r.words, 0u) + a.y * level(r.words, 1u) + a.z * level(r.words, 2u)
-      + a.w * level(r.words, 3u);
+  let words = e0m_shifted(r.words, t);
+  var dots = terms.dots + a.x * e0m_levels(words, 0u) + a.y * e0m_levels(words, 1u) + a.z * e0m_levels(words, 2u)
+      + a.w * e0m_levels(words, 3u);
 #ifndef PER4
-  dots += c.x * level(r.words, 4u) + c.y * level(r.words, 5u) + c.z * level(r.words, 6u) + c.w * level(r.words, 7u);
+  dots += c.x * e0m_levels(words, 4u) + c.y * e0m_levels(words, 5u) + c.z * e0m_levels(words, 6u)
+      + c.w * e0m_levels(words, 7u);
 #endif
   return Terms(dots, sum);
 }
 #endif
 
 #ifdef NESTED
-// The scaled sums of a block.
-fn scaled(halves: vec4<u32>, entry: vec4<u32>, r: Block, t: u32) -> vec4<f32> {
-  let terms = plus(Terms(), r, t);
-  let s = e0m_decode(E0mNested(halves, entry));
+fn scaled(nested: E0mNested, terms: Terms) -> vec4<f32> {
+  let s = e0m_decode(nested);
 #ifdef PAIRS
   return s.scale * (E0M_DIVISOR * terms.dots) - (s.offset - E0M_MIDDLE * s.scale) * terms.sum;
 #else
   return s.scale * terms.dots - s.offset * terms.sum;
 #endif
 }
-
-// The scaled sums of a stretch.
-fn summed(r: Stretch, t: u32) -> vec4<f32> {
-  let n = r.nested;
-  let first = entries(n, 0u);
-  let second = entries(n, 1u);
-  let next = vec4<u32>(ENTRY);
-  return scaled(n.halves, first, r.a, t) + scaled(n.halves, first >> next, r.b, t)
-      + scaled(n.halves, second, r.c, t) + scaled(n.halves, second >> next, r.d, t);
-}
 #else
-// The scaled sums of a stretch.
-fn summed(r: Stretch, t: u32) -> vec4<f32> {
-  var terms = plus(Terms(), r.a, t);
-  if (BLOCKS_EACH > 1u) { terms = plus(terms, r.b, t); }
-  if (BLOCKS_EACH > 2u) { terms = plus(terms, r.c, t); }
-  if (BLOCKS_EACH > 3u) { terms = plus(terms, r.d, t); }
-  let pair = e0m_scales(r.pairs);
+fn scaled(pairs: vec4<u32>, terms: Terms) -> vec4<f32> {
+  let pair = e0m_scales(pairs);
 #ifdef PAIRS
   return pair.scale * (E0M_DIVISOR * terms.dots - (pair.bias - E0M_MIDDLE) * terms.sum);
 #else
@@ -194,6 +153,21 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
 #endif
 }
 #endif
+
+// The scaled sums of a block.
+fn summed(r: Block) -> vec4<f32> {
+  let first = plus(plus(Terms(), r.a, 0u), r.b, 1u);
+#ifdef NESTED
+  if (GROUPS == 2u) {
+    let second = plus(plus(Terms(), r.c, 2u), r.d, 3u);
+    let next = E0mNested(r.nested.halves, r.nested.entry >> vec4<u32>(ENTRY));
+    return scaled(r.nested, first) + scaled(next, second);
+  }
+  return scaled(r.nested, plus(plus(first, r.c, 2u), r.d, 3u));
+#else
+  return scaled(r.pairs, plus(plus(first, r.c, 2u), r.d, 3u));
+#endif
+}
 
 #ifdef HAS_GAIN
 fn norm_row(lid: u32) {
@@ -232,9 +206,9 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
   let first = group.x * 32u;
   let j = select(0u, first + 4u * quad, first + 4u * quad < p.n);
   let panel = p.panel / 4u;
-  let word_at = j / p.panel * p.steps * panel + j % p.panel / 4u;
+  let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
   let pair_at = j / p.panel * e0m_scale_rows(p.steps * PER) * panel + j % p.panel / 4u;
-  let stretches = (p.steps / 4u + BLOCKS_EACH - 1u) / BLOCKS_EACH;
+  let stretches = (p.steps / 4u + 3u) / 4u;
   let warp = lid / 32u;
 #ifdef HAS_CODES2
   takes_second = warp % 2u == 1u;
@@ -243,11 +217,11 @@ fn matvec_e0m_mma(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
 #ifdef HAS_GAIN
   norm_row(lid);
 #endif
-  var next = stretch(warp / SIDES, t, word_at, pair_at);
+  var next = block_at(warp / SIDES * 4u + t, word_at, pair_at);
   for (var s = warp / SIDES; s < stretches; s += WARPS / SIDES) {
     let now = next;
-    next = stretch(s + WARPS / SIDES, t, word_at, pair_at);
-    total += summed(now, t);
+    next = block_at((s + WARPS / SIDES) * 4u + t, word_at, pair_at);
+    total += summed(now);
   }
   total += subgroupShuffleXor(total, 8u);
   total += subgroupShuffleXor(total, 16u);

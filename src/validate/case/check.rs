@@ -297,5 +297,6 @@ fn tolerance(plan: &Plan, language: Option<Language>) -> f64 {
 /// Whether the kernel normalizes a row and rounds it to half precision.
 fn norms_halves(spec: &KernelSpec) -> bool {
     let mut bound = spec.bound();
-    spec.kernel.name == "matvec_e0m_mma" && bound.any(|(arg, _)| arg.name == "gain")
+    matches!(spec.kernel.name, "matvec_e0m_mma" | "matmul_e0m_few")
+        && bound.any(|(arg, _)| arg.name == "gain")
 }

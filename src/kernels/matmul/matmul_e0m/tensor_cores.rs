@@ -22,7 +22,7 @@ pub fn by_matrices(device: &DeviceProfile) -> bool {
 }
 
 crate::kernel! {
-    /// Kernel for one row; in PTX also for tiles of 8 or 16 rows. A work-group computes 32 columns.
+    /// Kernel for one row. A work-group computes 32 columns.
     pub static VECTOR: TypedKernel<VectorArgs> = "matmul/matvec_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -51,12 +51,11 @@ crate::kernel! {
 }
 
 crate::kernel! {
-    /// Kernel for a few rows with cooperative matrices. A work-group computes 16 rows and 32
-    /// columns.
-    pub static FEW: TypedKernel<VectorArgs> = wgsl "matmul/matmul_e0m_few" with [x: In Uint4]
+    /// Kernel for a few rows. A work-group computes 16 rows, or in PTX 8 or 16, and 32 columns.
+    pub static FEW: TypedKernel<VectorArgs> = "matmul/matmul_e0m_few" with [x: In Uint4]
     .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
         wgsl: &[Feature::TensorCores, Feature::F16, Feature::Subgroups],
-        ..Features::NONE
     })
     .variant_of(&super::MATRIX.kernel, able)
 }

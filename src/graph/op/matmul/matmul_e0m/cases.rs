@@ -148,7 +148,7 @@ fn nested_cases() -> Vec<Option<Case>> {
         add(bits, [false, false], 1, 512, &[66]);
         add(bits, [false, true], 1, 768, &[34]);
         add(bits, [false, false], 9, 256, &[34]);
-        add(bits, [false, false], 40, 512, &[130]);
+        add(bits, [false, false], 100, 512, &[132]);
     }
     add(Bits::Four, [false, false], 5, 1280, &[98]);
     add(Bits::Four, [false, false], 16, 256, &[130]);

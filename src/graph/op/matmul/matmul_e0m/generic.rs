@@ -27,7 +27,7 @@ impl QuantizedMatMul {
                 .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, several), rows)
                 .is_some();
         let itself = match on_tensor_cores {
-            true => several.is_none_or(Several::can_normalize) && holds_row(cx.device(), k),
+            true => several.is_none_or(|s| s.can_normalize(cx.device())) && holds_row(cx.device(), k),
             // Activations before normalization may be too large for halves.
             false => one && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
         };

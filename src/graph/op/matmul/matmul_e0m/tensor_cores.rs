@@ -1,8 +1,7 @@
-//! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and
-//! 8-bit weights are decoded to halves in registers, and the tensor cores multiply and sum in
-//! single precision. The vector kernel multiplies by halves derived from `w1` and scales its sums.
-//! The other kernels round weights `s * (w1 - b)` to halves. With 4-bit weights, results are halves
-//! too.
+//! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, weights
+//! are decoded to halves in registers, and the tensor cores multiply and sum in single precision. The vector kernel and, in PTX, the one for a few rows multiply by halves
+//! derived from `w1` and scale their sums. The other kernels round weights `s * (w1 - b)` to halves.
+//! With 4-bit weights, results are halves too.
 
 use super::{
     ActivationType, K_BLOCK, MatrixArgs, QuantizedMatMul, VectorArgs, format_defines, k_block, tune,
@@ -13,7 +12,7 @@ use crate::kernels::matmul_e0m::GROUP;
 use crate::kernels::matmul_e0m::tensor_cores::{FEW, MATRIX, MAX_WARPS, MMA, VECTOR, WARP, by_matrices};
 use crate::lower::{Call, DeviceProfile, TensorCores};
 use crate::num;
-use crate::quant::{Bits, Scales, nested};
+use crate::quant::{Bits, Scales};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -25,12 +24,11 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
     2 * k + SUMS <= device.local_bytes as usize
 }
 
-/// Rows per work-group of the vector kernel in PTX, if more than one: the short side of one or two
-/// tensor core instructions.
-const VECTOR_ROWS: [i64; 2] = [8, 16];
+/// Rows per work-group of [`FEW`] in PTX: the short side of one or two tensor core instructions.
+const PTX_FEW_ROWS: [i64; 2] = [8, 16];
 /// Rows per work-group of [`MMA`].
 const MMA_ROWS: i64 = 32;
-/// Rows per work-group of [`FEW`].
+/// Rows per work-group of [`FEW`] with cooperative matrices.
 const FEW_ROWS: i64 = 16;
 /// Maximum number of rows that are computed 16 at a time. Work-groups for the same columns share
 /// the weights in the device's cache.
@@ -38,50 +36,51 @@ const FEW_LIMIT: i64 = 64;
 /// Results with at most this many rows use the small tiles of [`MATRIX`].
 pub const SMALL_TILE_LIMIT: i64 = 128;
 /// Numbers of rows after which the computation changes.
-pub const ROW_LIMITS: [i64; 4] = [VECTOR_ROWS[0], VECTOR_ROWS[1], FEW_LIMIT, SMALL_TILE_LIMIT];
-/// Maximum rows that the vector kernel normalizes itself. Each work-group reads all of them, so
+pub const ROW_LIMITS: [i64; 4] = [PTX_FEW_ROWS[0], PTX_FEW_ROWS[1], FEW_LIMIT, SMALL_TILE_LIMIT];
+/// Maximum rows that [`FEW`] normalizes itself. Each work-group reads all of them, so
 /// more are better normalized once.
-pub const NORM_ROWS: i64 = VECTOR_ROWS[0];
+pub const NORM_ROWS: i64 = PTX_FEW_ROWS[0];
 /// Columns per warp in all these kernels.
 const COLUMNS: usize = 32;
 /// Warps per work-group if their number does not depend on the columns.
 const USUAL_WARPS: u32 = 8;
-/// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
-/// would need too many registers.
+/// Longest k-block of [`FEW`], in vectors of quantized weights held by a work-item. More would need
+/// too many registers.
 const HELD: usize = 4;
+/// Columns on the short side of a tensor core instruction.
+const SHORT_SIDE: usize = 8;
+/// Blocks of a k-block of the vector kernel in PTX.
+const BLOCKS_EACH: &str = "BLOCKS_EACH";
 
 /// The kernel for several rows, of those that take [`VectorArgs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Several {
-    /// [`VECTOR`], in tiles of this many rows.
-    Vector(i64),
+    /// [`FEW`], in tiles of this many rows.
+    Few(i64),
     /// [`MMA`], for at most this many rows; `None` if there is no known limit.
     Mma(Option<i64>),
-    /// [`FEW`].
-    Few,
 }
 
 impl Several {
     fn kernel(this: Option<Self>) -> &'static TypedKernel<VectorArgs> {
         match this {
-            None | Some(Self::Vector(_)) => &VECTOR,
+            None => &VECTOR,
+            Some(Self::Few(_)) => &FEW,
             Some(Self::Mma(_)) => &MMA,
-            Some(Self::Few) => &FEW,
         }
     }
 
     /// Rows per work-group.
     fn tile(self) -> i64 {
         match self {
-            Self::Vector(rows) => rows,
+            Self::Few(rows) => rows,
             Self::Mma(_) => MMA_ROWS,
-            Self::Few => FEW_ROWS,
         }
     }
 
     /// True if the kernel can normalize the rows.
-    pub(super) fn can_normalize(self) -> bool {
-        matches!(self, Self::Vector(_))
+    pub(super) fn can_normalize(self, device: &DeviceProfile) -> bool {
+        matches!(self, Self::Few(_)) && !by_matrices(device)
     }
 }
 
@@ -145,15 +144,19 @@ fn tiles(_: &DeviceProfile) -> Vec<Vec<u32>> {
 }
 
 impl QuantizedMatMul {
-    /// Weights per block, in which each of the four work-items of a column holds one word; `None`
-    /// if tensor cores cannot compute the matmul.
+    /// Weights per block, in which each of the four work-items of a column holds one word of each
+    /// plane; `None` if tensor cores cannot compute the matmul.
     fn block(&self, x: DType, k: usize) -> Option<usize> {
         let block = match self.format.bits {
-            Bits::Four => 32,
             Bits::Eight => 16,
-            _ => return None,
+            _ => 32,
         };
-        let whole = k.is_multiple_of(block) && self.format.group.is_multiple_of(block);
+        let whole_groups = match self.format.scales {
+            Scales::Pairs => self.format.group.is_multiple_of(block),
+            // Blocks may have two groups.
+            Scales::Nested(_) => true,
+        };
+        let whole = k.is_multiple_of(block) && whole_groups;
         (x == DType::F16 && whole).then_some(block)
     }
 
@@ -174,76 +177,102 @@ impl QuantizedMatMul {
         if self.format.bits == Bits::Four && y != DType::F16 {
             return None;
         }
-        let by_mma = matches!(several, Some(Several::Mma(_)));
-        let held = if by_mma { HELD / 2 } else { HELD };
-        let longest = (block * held).min(K_BLOCK);
-        // The longest k-block of whole blocks. The vector kernel reads half a block of nested
-        // scales at once.
-        let mut lengths = (1..=longest / block).rev().map(|b| b * block);
-        let by_vector = matches!(several, None | Some(Several::Vector(_)));
-        let halves = by_vector && self.format.scales != Scales::Pairs;
-        let length = match halves {
-            true => nested::BLOCK / 2,
-            false => lengths.find(|l| k_block(self.format.group, *l) == *l)?,
+        let by_ptx_vector = several.is_none() && !by_matrices(device);
+        let (groups, sides) = (n.div_ceil(COLUMNS), if two { 2 } else { 1 });
+        let warps = Self::warps(device, several, groups, sides);
+        let length = match self.format.scales {
+            _ if by_ptx_vector => self.several_groups(block, k, warps / sides),
+            // Four work-items have a block each.
+            _ if several.is_none() => 4 * block,
+            // The longest k-block of whole blocks with the same scales.
+            Scales::Pairs => {
+                let held = if matches!(several, Some(Several::Mma(_))) {
+                    HELD / 2
+                } else {
+                    HELD
+                };
+                let longest = (block * held).min(K_BLOCK);
+                let mut lengths = (1..=longest / block).rev().map(|b| b * block);
+                lengths.find(|l| k_block(self.format.group, *l) == *l)?
+            }
+            Scales::Nested(_) => block,
         };
-        let groups = n.div_ceil(COLUMNS);
-        let warps = Self::warps(device, several, (groups, k.div_ceil(length)), two);
+        let warps = match several {
+            Some(Several::Mma(_)) => warps,
+            _ => Self::with_work(device, warps, sides, k.div_ceil(length)),
+        };
         let down = match several {
             Some(several) => rows.ceil_div(several.tile()).ok()?,
             None => 1.into(),
         };
         let call = format_defines(Call::new(kernel, warps * WARP), self.format, length);
-        let call = call.define(GROUP, num::signed(length));
-        let call = if k.is_multiple_of(length) && !by_matrices(device) {
-            call.define("WHOLE", 1)
-        } else {
-            call
+        let call = match several {
+            None if by_ptx_vector => call.define(BLOCKS_EACH, num::signed(length / block)),
+            None => call,
+            Some(_) => call.define(GROUP, num::signed(length)),
         };
+        let call = call.define_if("WHOLE", k.is_multiple_of(length) && !by_matrices(device));
         let (call, across) = match several {
             Some(Several::Mma(most)) => {
                 let across = Self::across(device, most, groups, two);
                 (call.define("ACROSS", num::signed(across)), across)
             }
-            Some(Several::Vector(tile)) => (call.define("FEW", tile), 1),
+            Some(Several::Few(tile)) if !by_matrices(device) => (call.define("FEW", tile), 1),
             None if self.format.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
                 (call.define("PAIRS", 1), 1)
             }
-            None | Some(Several::Few) => (call, 1),
+            None | Some(Several::Few(_)) => (call, 1),
         };
         Some(call.grid(Dim::from_usize(groups.div_ceil(across)), down, 1))
     }
 
-    /// Warps per work-group, if `groups` warps compute all columns and each column has `walks`
-    /// k-blocks.
-    fn warps(
-        device: &DeviceProfile,
-        several: Option<Several>,
-        (groups, walks): (usize, usize),
-        two: bool,
-    ) -> u32 {
-        let sides = if two { 2 } else { 1 };
+    /// Length of a k-block of the vector kernel in PTX, for `k` weights per column and `warps` that
+    /// share them: as many groups as the short side has columns, or as many blocks, or fewer if some
+    /// warps would have no k-block.
+    fn several_groups(&self, block: usize, k: usize, warps: u32) -> usize {
+        if let Scales::Nested(nested) = self.format.scales {
+            return SHORT_SIDE * nested.group;
+        }
+        let has_work = |blocks: &usize| k.div_ceil(blocks * block) >= warps as usize;
+        [SHORT_SIDE, SHORT_SIDE / 2]
+            .into_iter()
+            .find(has_work)
+            .unwrap_or(2)
+            * block
+    }
+
+    /// Warps per work-group if each has work and `groups` warps compute all columns, in `sides`
+    /// weights.
+    fn warps(device: &DeviceProfile, several: Option<Several>, groups: usize, sides: u32) -> u32 {
         // Many columns fill the device with small work-groups; few columns are shared by more
         // warps.
         let units = device.assumed_compute_units() as usize;
-        let mut warps: u32 = match several {
+        let warps: u32 = match several {
             Some(Several::Mma(_)) => return USUAL_WARPS,
             _ if by_matrices(device) => USUAL_WARPS,
             _ if groups >= 2 * units => 4,
             _ if groups > units => 8,
             _ => MAX_WARPS,
         };
-        while warps > 1 && (warps as usize > walks || warps * WARP > device.max_workgroup) {
+        // Every other warp processes the second weight.
+        let warps = match (several, by_matrices(device)) {
+            (None, false) => warps,
+            (None, true) => warps * sides,
+            // Cooperative matrices lie in local memory, which has no room for more.
+            (Some(_), true) => warps,
+            // Sums of 16 rows need more registers, so fewer warps share a weight.
+            (Some(several), false) if several.tile() == PTX_FEW_ROWS[1] => warps.min(MAX_WARPS / 2) * sides,
+            (Some(_), false) => warps * sides,
+        };
+        warps.min(MAX_WARPS)
+    }
+
+    /// At most `warps`, so that those of a side have at least one of `walks` k-blocks each.
+    fn with_work(device: &DeviceProfile, mut warps: u32, sides: u32, walks: usize) -> u32 {
+        while warps > sides && ((warps / sides) as usize > walks || warps * WARP > device.max_workgroup) {
             warps /= 2;
         }
-        match several {
-            // Cooperative matrices lie in local memory, which has no room for more.
-            Some(Several::Few) => return warps.max(sides),
-            // Sums of 16 rows need more registers, so fewer warps share a weight.
-            Some(Several::Vector(tile)) if tile == VECTOR_ROWS[1] => warps = warps.min(MAX_WARPS / 2),
-            _ => {}
-        }
-        // Every other warp processes the second weight.
-        (warps * sides).min(MAX_WARPS)
+        warps
     }
 
     /// Number of 32-column tiles that a work-group of [`MMA`] computes. Its warps for different
@@ -276,11 +305,16 @@ impl QuantizedMatMul {
         let halves = types[1] == DType::F16;
         let few = most.is_some_and(|most| most <= FEW_LIMIT);
         let fits = |tile: &&i64| most.is_some_and(|most| most <= **tile);
-        let several = match (device.tensor_cores?, VECTOR_ROWS.iter().find(fits)) {
-            (TensorCores::Ptx, Some(tile)) if device.supports(&VECTOR) => Several::Vector(*tile),
+        // In PTX, the kernel for a few rows has no bit planes and no nested scales.
+        let plain =
+            matches!(self.format.bits, Bits::Four | Bits::Eight) && self.format.scales == Scales::Pairs;
+        let several = match (device.tensor_cores?, PTX_FEW_ROWS.iter().find(fits)) {
+            (TensorCores::Ptx, Some(tile)) if plain && device.supports(&FEW) => Several::Few(*tile),
             (TensorCores::Ptx, _) if halves => Several::Mma(most),
-            (TensorCores::Ptx, _) if few => Several::Vector(VECTOR_ROWS[1]),
-            (TensorCores::CooperativeMatrix, _) if few && halves && self.norm.is_none() => Several::Few,
+            (TensorCores::Ptx, _) if few && plain => Several::Few(PTX_FEW_ROWS[1]),
+            (TensorCores::CooperativeMatrix, _) if few && halves && self.norm.is_none() => {
+                Several::Few(FEW_ROWS)
+            }
             _ => return None,
         };
         self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(several)), &1.into())
@@ -364,6 +398,9 @@ mod tests {
     fn cases_run_each_kernel_by_weights_of_each_width() {
         let ptx = [132, 1].map(|units| planned(TensorCores::Ptx, units)).concat();
         let matrices = planned(TensorCores::CooperativeMatrix, 132);
+        for spec in &ptx {
+            assert!(spec.expand(Language::OpenClC).is_ok(), "{spec}");
+        }
         let contains = |all: &[KernelSpec], kernel: &Kernel, defines: &[(&str, i64)], two: bool| {
             let codes2 = |spec: &KernelSpec| spec.args().position(|arg| arg.name == "codes2");
             let has_two = |spec: &KernelSpec| codes2(spec).is_some_and(|i| spec.operands[i].is_some());
@@ -374,8 +411,9 @@ mod tests {
             assert!(found, "{} with {defines:?}, two weights: {two}", kernel.name);
         };
         for bits in [4, 8].map(|n| ("BITS", n)) {
-            for rows in [0, 8, 16].map(|n| ("FEW", n)) {
-                contains(&ptx, &VECTOR, &[bits, rows], false);
+            contains(&ptx, &VECTOR, &[bits], false);
+            for rows in [8, 16].map(|n| ("FEW", n)) {
+                contains(&ptx, &FEW, &[bits, rows], false);
             }
             for across in [1, 2, 4].map(|n| ("ACROSS", n)) {
                 contains(&ptx, &MMA, &[bits, across], false);
@@ -386,8 +424,16 @@ mod tests {
                 contains(&matrices, &MATRIX, &[bits, tiles], false);
             }
         }
+        for bits in [2, 3, 5, 6].map(|n| ("BITS", n)) {
+            for kernel in [&VECTOR.kernel, &MMA.kernel] {
+                contains(&ptx, kernel, &[bits], false);
+            }
+            for kernel in [&VECTOR.kernel, &FEW.kernel, &MATRIX.kernel] {
+                contains(&matrices, kernel, &[bits], false);
+            }
+        }
         let bits = ("BITS", 4);
-        contains(&ptx, &VECTOR, &[bits, ("FEW", 16)], true);
+        contains(&ptx, &FEW, &[bits, ("FEW", 16)], true);
         for across in [1, 2].map(|n| ("ACROSS", n)) {
             contains(&ptx, &MMA, &[bits, across], true);
         }
@@ -400,8 +446,8 @@ mod tests {
             device.tensor_cores = Some(TensorCores::Ptx);
             device.local_bytes = 48 << 10;
         });
-        let supported = [&MMA.kernel, &FEW.kernel, &MATRIX.kernel].map(|k| device.profile.supports(k));
-        assert_eq!(supported, [true, false, false]);
+        let supported = [&MMA.kernel, &MATRIX.kernel].map(|k| device.profile.supports(k));
+        assert_eq!(supported, [true, false]);
     }
 
     #[test]
