@@ -1,7 +1,8 @@
 //! Writes the graph of a known decoder at its real sizes, without weights, in 4-bit or float:
-//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--layers N]
-//! [--small] [--weights SEED]`.
+//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--k-quants]
+//! [--layers N] [--small] [--weights SEED]`.
 //!
+//! `--k-quants` has the formats of GGUF's `Q4_K_M`.
 //! `--layers` keeps the first N layers; `--small` shrinks all sizes; `--weights` writes random
 //! weights, which is meant for small models. `tlite bench --random` generates those of large models
 //! on the device.
@@ -16,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--small" => small = true,
+            "--k-quants" => form = Form::KQuants,
             "--layers" => layers = Some(args.next().ok_or("--layers needs a number")?.parse()?),
             "--weights" => weights = Some(args.next().ok_or("--weights needs a number")?.parse()?),
             "--float" => {
@@ -31,8 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
     let [name, folder] = places.as_slice() else {
         return Err(format!(
-            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights \
-             SEED]\nMODEL is one of {}",
+            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--k-quants] [--layers N] \
+             [--small] [--weights SEED]\nMODEL is one of {}",
             names.join(", ")
         )
         .into());

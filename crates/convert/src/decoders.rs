@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, Written};
-use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn, Grids, group_size};
+use transformer_lite::unstable::quant::{Bits, Format, Grid, GridColumn, Grids, Scales, group_size, nested};
 use transformer_lite::unstable::tensor::DType;
 
 /// Sizes of a decoder.
@@ -183,6 +183,9 @@ pub enum Form {
     /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like
     /// `tlite quantize`.
     E0m4(usize),
+    /// Nested scales: 4 bits, and 6 for embedding, output head, and half of the value and down
+    /// projections, like GGUF's `Q4_K_M`.
+    KQuants,
     /// This float type, also for activations.
     Float(DType),
 }
@@ -203,7 +206,7 @@ pub fn write(spec: &Spec, form: Form, weights: Weights, folder: &Path) -> Result
         form,
         family: spec.family,
     };
-    let keeps_bits = matches!(form, Form::E0m4(_));
+    let keeps_bits = !matches!(form, Form::Float(_));
     let mut ignored = |_: &str, _: u64| ();
     let mut source = Checkpoint::new(&random, &params, keeps_bits, &mut ignored);
     source.written = weights.is_some();
@@ -218,6 +221,54 @@ struct Random {
     seed: u64,
     form: Form,
     family: &'static Family,
+}
+
+impl Random {
+    /// Format of a matrix whose columns have `k` weights; `None` for floats.
+    fn format(&self, name: &str, k: usize) -> Option<Format> {
+        let outer = name.contains("embed_tokens") || name == "lm_head.weight";
+        match self.form {
+            Form::E0m4(group) => {
+                let bits = if outer { Bits::Eight } else { Bits::Four };
+                Some(Format::new(bits, group_size(group, k)))
+            }
+            Form::KQuants => {
+                // Every other layer: GGML chooses layers by their position.
+                let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
+                let more = ["v_proj", "down_proj"].iter().any(|part| name.contains(part))
+                    && layer.is_some_and(|layer| layer % 2 == 0);
+                let bits = if outer || more { Bits::Six } else { Bits::Four };
+                Format::nested(bits)
+            }
+            Form::Float(_) => None,
+        }
+    }
+}
+
+/// Columns of `k` random codes, with weights up to about `spread`.
+fn random_column(format: Format, k: usize, seed: u64, spread: f64) -> impl Fn(usize, &mut GridColumn) + Sync {
+    /// Integer scale and minimum of all groups with nested scales.
+    const INTEGER: i8 = 24;
+    let top = f64::from(format.bits.top());
+    let (step, middle) = (2.0 * spread / top, top / 2.0);
+    let grid = Grid::around(step, middle);
+    let mut block = nested::Block::default();
+    if let Scales::Nested(nested) = format.scales {
+        let unit = step / f64::from(INTEGER);
+        block.halves = [unit, if nested.minima { unit * middle } else { 0.0 }].map(f16::from_f64);
+        block.scales[..nested.groups()].fill(INTEGER);
+        if nested.minima {
+            block.minima[..nested.groups()].fill(INTEGER.unsigned_abs());
+        }
+    }
+    move |j: usize, out: &mut GridColumn| {
+        match format.scales {
+            Scales::Pairs => out.grids.resize(k.div_ceil(format.group), grid),
+            Scales::Nested(_) => out.blocks.resize(k / nested::BLOCK, block),
+        }
+        let codes = (j * k..(j + 1) * k).map(|i| word(seed, i).to_le_bytes()[0]);
+        out.codes.extend(codes.map(|code| code & format.bits.top()));
+    }
 }
 
 /// Number `i` of the sequence that begins with `seed` (`SplitMix64`).
@@ -239,27 +290,16 @@ impl Tensors for Random {
             _ if name.ends_with("norm.weight") => (1.0 - self.family.norm_offset, 0.1),
             _ => (0.0, 0.1),
         };
-        let grids = match (self.form, shape) {
-            (Form::E0m4(asked), &[n, k]) => {
-                let bits = if table || name == "lm_head.weight" {
-                    Bits::Eight
-                } else {
-                    Bits::Four
-                };
-                let (group, top) = (group_size(asked, k), f64::from(bits.top()));
-                let grid = Grid::around(2.0 * f64::from(spread) / top, top / 2.0);
-                let column = move |j: usize, out: &mut GridColumn| {
-                    out.grids.resize(k.div_ceil(group), grid);
-                    let codes = (j * k..(j + 1) * k).map(|i| word(seed, i).to_le_bytes()[0]);
-                    out.codes.extend(codes.map(|code| code & bits.top()));
-                };
-                Some(Grids {
-                    format: Format::new(bits, group),
+        let grids = match *shape {
+            [n, k] => self.format(name, k).map(|format| {
+                let column = random_column(format, k, seed, f64::from(spread));
+                Grids {
+                    format,
                     k,
                     n,
                     column: Box::new(column),
-                })
-            }
+                }
+            }),
             _ => None,
         };
         let width = if let [_, width] = shape { *width } else { 1 };
