@@ -24,7 +24,8 @@ SOME = 50
 # Separates responses in an input of the target "hub", and parts in others.
 RESPONSES, PARTS = b"\n~~~\n", bytes(4)
 # GGUF's types of tensors: weights and bytes of a block.
-BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 8: (32, 34), 12: (256, 144), 14: (256, 210)}
+BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34)}
+K_QUANTS = {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
 DRAW = random.Random(1)
 
 
@@ -126,7 +127,7 @@ def gguf(architecture, dtype, hidden=32, inner=64, sentencepiece=False):
     out += b"".join(gguf_text(name) + gguf_value(value) for name, value in values.items())
     offset, parts = 0, []
     for name, dims, kind in tensors:
-        weights, size = BLOCKS[kind]
+        weights, size = (BLOCKS | K_QUANTS)[kind]
         data = bytes(DRAW.randrange(40, 60) for _ in range(math.prod(dims) // weights * size))
         out += gguf_text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
         data += bytes(-len(data) % 32)
@@ -314,7 +315,8 @@ def main():
     numbers = [npy("<f4", (2, 3), bytes(24)), npy("|u1", (4,), bytes(4)), npy("<i8", (), bytes(8)),
                npy("<f2", (2, 2), bytes(8), True), npy(">f8", (1,), bytes(8)), npy("|b1", (2,), bytes(2))]
     ggufs = [gguf("llama", 8), gguf("qwen2", 2), gguf("qwen3", 3), gguf("llama", 6, sentencepiece=True),
-             gguf("gemma", 8, sentencepiece=True), gguf("phi3", 8, sentencepiece=True), gguf("llama", 1, 8, 16)]
+             gguf("gemma", 8, sentencepiece=True), gguf("phi3", 8, sentencepiece=True), gguf("llama", 1, 8, 16),
+             gguf("llama", 7), *(gguf("llama", kind, 256, 256) for kind in K_QUANTS)]
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32}
     configs = [json.dumps(c).encode() for c in CONFIGS]
