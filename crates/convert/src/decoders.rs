@@ -10,6 +10,7 @@ use crate::checkpoint::rope::Rope;
 use crate::checkpoint::weights::Checkpoint;
 use crate::checkpoint::{Params, Stored, Tensors};
 use crate::families::{Family, chat_glm, gemma, llama, qwen2};
+use half::f16;
 use std::collections::BTreeMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
