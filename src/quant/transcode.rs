@@ -101,8 +101,8 @@ impl std::fmt::Debug for Grids<'_> {
 
 impl Grids<'_> {
     /// Packs the matrix and returns the error. It is 0 for nested scales, where weights are counted
-    /// and not squared. Otherwise it comes only from rounding scales and biases to f16, and is 0 for
-    /// grids that [`affine`] calls exact. Only groups whose grid f16 cannot hold are quantized
+    /// and not squared. Otherwise it comes only from rounding scales and biases to f16, and is 0
+    /// for grids that [`affine`] calls exact. Only groups whose grid f16 cannot hold are quantized
     /// again, with the default method. No scale of a pair is negative.
     ///
     /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite,

@@ -67,8 +67,6 @@ INTEGERS = ["mobilenet_v1", "resnet8", "matmul_heads", "max_pool_2x2", "mul_ties
 EXPORTED = ["clip-image", "clip-text"]
 # Decoders at their true sizes, without weights.
 DECODERS = ["llama2-7b"]
-# With K-quants, too.
-K_QUANTS = "llama2-7b"
 # For these the paper gives speeds. They use the kernels of the others.
 ONLY_COSTS = ["gemma-2b", "qwen1.5-4b", "chatglm2-6b", "qwen1.5-14b"]
 # The models of the paper's figure 4.
@@ -110,8 +108,6 @@ def write_kernels(cache, work, check):
     for decoder in DECODERS + ONLY_COSTS:
         example("decoder_graph", decoder, work / decoder)
     models += [work / d for d in DECODERS]
-    example("decoder_graph", K_QUANTS, work / f"{K_QUANTS}-q4_k_m", "--k-quants")
-    models.append(work / f"{K_QUANTS}-q4_k_m")
     example("phone_kernels", work, *models, "--costs", *(work / d for d in ONLY_COSTS))
 
 

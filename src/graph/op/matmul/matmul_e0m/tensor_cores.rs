@@ -1,7 +1,8 @@
 //! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, weights
-//! are decoded to halves in registers, and the tensor cores multiply and sum in single precision. The vector kernel and, in PTX, the one for a few rows multiply by halves
-//! derived from `w1` and scale their sums. The other kernels round weights `s * (w1 - b)` to halves.
-//! With 4-bit weights, results are halves too.
+//! are decoded to halves in registers, and the tensor cores multiply and sum in single precision.
+//! The vector kernel and, in PTX, the one for a few rows multiply by halves derived from `w1` and
+//! scale their sums. The other kernels round weights `s * (w1 - b)` to halves. With 4-bit weights,
+//! results are halves too.
 
 use super::{
     ActivationType, K_BLOCK, MatrixArgs, QuantizedMatMul, VectorArgs, format_defines, k_block, tune,
@@ -227,8 +228,8 @@ impl QuantizedMatMul {
     }
 
     /// Length of a k-block of the vector kernel in PTX, for `k` weights per column and `warps` that
-    /// share them: as many groups as the short side has columns, or as many blocks, or fewer if some
-    /// warps would have no k-block.
+    /// share them: as many groups as the short side has columns, or as many blocks, or fewer if
+    /// some warps would have no k-block.
     fn several_groups(&self, block: usize, k: usize, warps: u32) -> usize {
         if let Scales::Nested(nested) = self.format.scales {
             return SHORT_SIDE * nested.group;

@@ -42,8 +42,8 @@ pub trait Multiply: Copy + Sized + 'static {
     /// Sums in 32 bits as floats.
     unsafe fn float(total: Self::Sum) -> Floats<Self>;
 
-    /// The same pointer, which the compiler does not look into. It would address all operands by one
-    /// index, and instructions with such addresses are split.
+    /// The same pointer, which the compiler does not look into. It would address all operands by
+    /// one index, and instructions with such addresses are split.
     #[inline(always)]
     fn opaque<T>(at: *const T) -> *const T {
         at
