@@ -27,6 +27,7 @@ unsafe fn opaque(mut v: __m256i) -> __m256i {
 }
 
 /// As [`Multiply::opaque`].
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read through it")]
 #[inline(always)]
 fn pointer<T>(mut at: *const T) -> *const T {
     // SAFETY: no instruction.
