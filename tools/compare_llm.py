@@ -18,7 +18,7 @@ Q4_0            llama.cpp's fastest format on CPUs, made of GGUF by llama.cpp. O
 E0M4            tlite's fastest format, made of GGUF by tlite.
 
 If GGUF is quantized already, Q4_0 and E0M4 are quantized a second time, which the output says: that
-is right for speeds but not for answers. If GGUF is Q4_0, there is no other llama.cpp file.
+changes answers, but not speeds. If GGUF is Q4_0, llama.cpp runs only that file.
 
 tlite runs with each backend and each precision of activations that are listed. Name at least one
 other engine:
@@ -120,7 +120,7 @@ def busy():
 
 
 def quiet(seconds, share=busy):
-    """Waits until the cores are quiet, at most so many seconds; the last share if they are not.
+    """Waits for quiet cores, at most `seconds`. Returns the last share in use if they stay busy.
 
     >>> quiet(0, lambda: 0.5), quiet(0, lambda: 0.01)
     (0.5, None)

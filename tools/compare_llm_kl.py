@@ -25,7 +25,7 @@ import tempfile
 
 import numpy as np
 
-from llama_cpp import F32, Failure, LlamaCpp, folder_for, libraries, quantize_gguf, tlite
+from llama_cpp import F32, Failure, LlamaCpp, folder_for, libraries, same_weights, tlite
 
 
 def log_softmax(logits):
@@ -88,11 +88,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
         library = libraries(a.llama_cpp)
-        wide, folder = os.path.join(work, "f32.gguf"), os.path.join(work, "converted")
-        if not os.path.isfile(wide):
-            quantize_gguf(library, a.gguf, wide, F32)
-        if not os.path.isdir(folder):
-            tlite("convert", a.gguf, "-o", folder)
+        wide, folder = same_weights(library, a.gguf, work, "f32", F32, "converted")
         library.llama_backend_init()
         model, plain = (LlamaCpp(library, path, a.tokens, a.threads) for path in (wide, a.gguf))
         with open(a.text, encoding="utf-8") as f:

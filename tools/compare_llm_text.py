@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 
-from llama_cpp import F16, Failure, LlamaCpp, folder_for, libraries, quantize_gguf, tlite
+from llama_cpp import F16, Failure, LlamaCpp, folder_for, libraries, same_weights, tlite
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -64,11 +64,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
         library = libraries(a.llama_cpp)
-        half, folder = os.path.join(work, "f16.gguf"), os.path.join(work, "onnx")
-        if not os.path.isfile(half):
-            quantize_gguf(library, a.gguf, half, F16)
-        if not os.path.isdir(folder):
-            tlite("convert", a.gguf, "--float", "-o", folder)
+        half, folder = same_weights(library, a.gguf, work, "f16", F16, "onnx", "--float")
         library.llama_backend_init()
         model = LlamaCpp(library, half, 512, a.threads)
         agreed = 0

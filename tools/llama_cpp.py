@@ -82,6 +82,17 @@ def quantize_gguf(library, source, target, number):
     os.replace(part, target)
 
 
+def same_weights(library, gguf, work, name, number, folder, *options):
+    """Two forms of a model, made on first use: GGUF in llama.cpp's file type `number`, and the
+    folder that tlite converts it to."""
+    file, folder = os.path.join(work, f"{name}.gguf"), os.path.join(work, folder)
+    if not os.path.isfile(file):
+        quantize_gguf(library, gguf, file, number)
+    if not os.path.isdir(folder):
+        tlite("convert", gguf, *options, "-o", folder)
+    return file, folder
+
+
 class silence:
     """Discards what libraries write to standard output and standard error."""
 

@@ -59,7 +59,7 @@ def start(command, environment):
 
 
 def starts(command, model, runs):
-    """A cold start and so many warm ones, with caches of their own."""
+    """A cold start and then warm ones, with caches of their own."""
     with tempfile.TemporaryDirectory() as folder:
         caches = CACHES | ({"TLITE_MODELS": "models"} if os.path.isfile(model) else {})
         environment = os.environ | {variable: os.path.join(folder, name) for variable, name in caches.items()}

@@ -1,7 +1,7 @@
 // k-blocks of E0M weights on tensor cores. A k-block consists of BLOCKS_EACH blocks; if that is not
 // defined, they have the same scales. Four work-items share a column of a block; each loads a word
-// of each plane. With WHOLE, all k-blocks are full. With HAS_CODES2, every other warp multiplies by a second weight of the
-// same size.
+// of each plane. With WHOLE, all k-blocks are full. With HAS_CODES2, every other warp multiplies by
+// a second weight of the same size.
 #define BLOCK (4 * PER)
 #ifndef BLOCKS_EACH
 #define BLOCKS_EACH (GROUP / BLOCK)

@@ -1,10 +1,9 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight, on tensor
-// cores. A work-group computes ROWS rows and ACROSS * 32 columns. Each warp
-// computes 32 columns over its share of the k-blocks, and loads the next k-block while it sums one.
-// Weights are decoded to halves s * (w1 - b) once for all rows. Rows lie along the short side of
-// the tensor cores. With PARTS, the columns up to end0, up to end1 and the rest are separate
-// results, which start at elements 0, start1 and start2. With HAS_CODES2, the epilogue takes the
-// results of both weights.
+// cores. A work-group computes ROWS rows and ACROSS * 32 columns. Each warp computes 32 columns
+// over its share of the k-blocks, and loads the next k-block while it sums one. Weights are decoded
+// to halves s * (w1 - b) once for all rows. Rows lie along the short side of the tensor cores. With
+// PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
+// elements 0, start1 and start2. With HAS_CODES2, the epilogue takes the results of both weights.
 #include "common/e0m"
 #include "common/parts"
 #include "common/mma"

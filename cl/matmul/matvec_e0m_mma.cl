@@ -1,12 +1,12 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight, on tensor cores.
 // A work-group computes 32 columns. Its warps share the k-blocks. x is multiplied by halves that
-// follow exactly from w1 by a factor and a term. With w = s * (w1 - b), the sums are scaled here, so
-// no weight is rounded.
+// follow exactly from w1 by a factor and a term. With w = s * (w1 - b), the sums are scaled here,
+// so no weight is rounded.
 //
-// Each of the eight columns on the short side of the tensor cores takes x of other weights: those of
-// a block, or of one of its two groups. So the sums of a k-block are those of up to eight groups,
-// and the four work-items of a row of the result scale those of two columns each. Words are loaded
-// for the next k-block as soon as they are used.
+// Each of the eight columns on the short side of the tensor cores takes x of other weights: those
+// of a block, or of one of its two groups. So the sums of a k-block are those of up to eight
+// groups, and the four work-items of a row of the result scale those of two columns each. Words are
+// loaded for the next k-block as soon as they are used.
 //
 // With PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
 // elements 0, start1 and start2. With HAS_CODES2, every other warp multiplies by a second weight of

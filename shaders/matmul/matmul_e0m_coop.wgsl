@@ -1,11 +1,11 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows of halves and an E0M weight, with
-// cooperative matrices of 16 x 16. WARPS_M x WARPS_N warps, of TILES * 16 rows by 32
-// columns each, share a block of x and of weights. Weights are decoded to halves and stored by
-// columns in work-group memory. The next block is loaded while the current one is summed. With
-// PARTS, the columns up to end0, up to end1 and the rest are separate results, which start at
-// elements 0, start1 and start2.
+// cooperative matrices of 16 x 16. WARPS_M x WARPS_N warps, of TILES * 16 rows by 32 columns each,
+// share a block of x and of weights. Weights are decoded to halves and stored by columns in
+// work-group memory. The next block is loaded while the current one is summed. With PARTS, the
+// columns up to end0, up to end1 and the rest are separate results, which start at elements 0,
+// start1 and start2.
 #include "common/e0m"
 #include "common/parts"
 const TM: u32 = WARPS_M * TILES * 16u;

@@ -1,11 +1,11 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for a few rows of halves and an E0M weight, with
-// cooperative matrices of 16 x 16. A work-group computes 16 rows and 32 columns. Its warps share the blocks of weights. Each warp decodes a block into its own part of work-group
-// memory, and loads the next one meanwhile. With PARTS, the columns up to end0, up to end1 and the
-// rest are separate results, which start at elements 0, start1 and start2. With HAS_CODES2, every
-// other warp multiplies by a second weight of the same size, and the epilogue takes the results of
-// both.
+// cooperative matrices of 16 x 16. A work-group computes 16 rows and 32 columns. Its warps share
+// the blocks of weights. Each warp decodes a block into its own part of work-group memory, and
+// loads the next one meanwhile. With PARTS, the columns up to end0, up to end1 and the rest are
+// separate results, which start at elements 0, start1 and start2. With HAS_CODES2, every other warp
+// multiplies by a second weight of the same size, and the epilogue takes the results of both.
 #include "common/e0m"
 #include "common/parts"
 #include "common/pairs"
