@@ -239,7 +239,8 @@ impl Random {
                 let more = ["v_proj", "down_proj"].iter().any(|part| name.contains(part))
                     && layer.is_some_and(|layer| layer % 2 == 0);
                 let bits = if outer || more { Bits::Six } else { Bits::Four };
-                Format::nested(bits)
+                // Blocks are whole, so shorter columns are floats.
+                Format::nested(bits).filter(|format| k.is_multiple_of(format.k_step()))
             }
             Form::Float(_) => None,
         }
