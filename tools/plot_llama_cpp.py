@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/llama-cpp.svg"
 
 WIDTH = 760
-# Where bars begin, and pixels for a ratio of 1.
-LEFT, UNIT = 330, 210
+# Where bars begin, and pixels for the largest ratio.
+LEFT, LONGEST = 330, 410
 LINE, BAR, TOP = 26, 16, 64
 FASTER, SLOWER, TEXT, GREY = "#2f6f9f", "#c0562f", "#1f2328", "#6e7781"
 TERMS = "pp512: prefill of 512 tokens; tg64: decode of 64 tokens."
@@ -55,19 +55,20 @@ def draw(table):
     ]
     y = TOP
     bars = []
+    unit = LONGEST / max(float(ratio) for _, _, ratio in table)
     for device, test, ratio in table:
         if device:
             y += LINE + 4
             bars.append(text(16, y - 8, device, weight="bold"))
         value = float(ratio)
         colour = FASTER if value >= 1 else SLOWER
-        width = round(value * UNIT)
+        width = round(value * unit)
         bars.append(text(LEFT - 10, y + BAR - 3, test, anchor="end"))
         bars.append(f'<rect x="{LEFT}" y="{y}" width="{width}" height="{BAR}" fill="{colour}"/>')
         bars.append(text(LEFT + width - 6, y + BAR - 4, ratio, "#ffffff", anchor="end", weight="bold"))
         y += LINE
-    for mark in (0.5, 1.0, 1.5):
-        x = LEFT + round(mark * UNIT)
+    for mark in (step / 2 for step in range(1, int(2 * LONGEST / unit) + 1)):
+        x = LEFT + round(mark * unit)
         dash = "" if mark == 1 else ' stroke-dasharray="2 4"'
         parts.append(f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{y}" stroke="{GREY}"{dash}/>')
         parts.append(text(x, y + 16, f"{mark:g}", colour=GREY, anchor="middle"))
