@@ -5,7 +5,7 @@ use crate::builder::{Builder, Packed, axis, constant_error};
 use crate::memory::zeros;
 use crate::quantize::{Left, Quantized};
 use half::f16;
-use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::graph::onnx::write::ExternalData;
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::quant::{Grids, Loss, Packed as PackedMatrix, QuantError};
@@ -201,7 +201,14 @@ impl Builder<Checkpoint<'_>> {
                 .add_initializer_external(scales, scales_type, &scales_shape, |_| Ok(()))?;
             return Ok(out);
         }
-        let bad = |e: QuantError| self.source.tensors.bad(name, &e.to_string());
+        let tensors = self.source.tensors;
+        let size = [grids.k, grids.n];
+        let bad = |e: QuantError| match e {
+            // Reading the rows names the place in the file.
+            QuantError::NotFinite { .. } => unreadable(stored, size),
+            _ => None,
+        }
+        .unwrap_or_else(|| tensors.bad(name, &e.to_string()));
         let [codes, scales] = &out.operands;
         let (mut loss, mut words) = (Loss::default(), Vec::new());
         if grids.n.is_multiple_of(PANEL) {
@@ -305,6 +312,12 @@ fn read(tensors: &dyn Tensors, name: &str, stored: &Stored<'_>, first: usize, ou
         Some(v) => Err(tensors.bad(name, &format!("has the element {v}; expected finite numbers"))),
         None => Ok(()),
     }
+}
+
+/// The error of the first row that cannot be read, of `n` rows of `k` elements.
+fn unreadable(stored: &Stored<'_>, [k, n]: [usize; 2]) -> Option<Error> {
+    let mut row = vec![0.0; k];
+    (0..n).find_map(|j| (stored.rows)(j, &mut row).err())
 }
 
 fn emit(

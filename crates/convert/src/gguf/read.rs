@@ -642,7 +642,7 @@ impl Gguf {
 
     /// The elements `first..first + out.len()` of a tensor as `f32`, the innermost size varying
     /// fastest. Both ends must be multiples of the type's block length, which every row is. An
-    /// error for a type that cannot be decoded.
+    /// error for a type that cannot be decoded, and for an element that is not finite.
     pub fn read_f32(&self, info: &TensorInfo, first: usize, out: &mut [f32]) -> Result<()> {
         let data = self.data(info)?;
         let (per_block, size) = info
@@ -659,10 +659,18 @@ impl Gguf {
                     first.saturating_add(out.len())
                 ))
             })?;
-        if dequant::dequantize(info.ggml_type, part, out) {
-            Ok(())
-        } else {
-            Err(self.unsupported_type(info))
+        if !dequant::dequantize(info.ggml_type, part, out) {
+            return Err(self.unsupported_type(info));
+        }
+        match (first..).zip(&*out).find(|(_, v)| !v.is_finite()) {
+            None => Ok(()),
+            Some((element, v)) => Err(self.bad(format!(
+                "tensor \"{}\": element {element} is {v}; expected a finite number. Its {} block starts at \
+                 byte {} of the file",
+                info.name,
+                info.ggml_type,
+                info.start + element / per_block * size
+            ))),
         }
     }
 

@@ -185,8 +185,13 @@ fn known_end_tokens_end_an_answer_whatever_their_type() {
 
 /// The error of a conversion, after a check that it left nothing behind.
 fn failure(file: &File) -> Error {
+    failure_of(file, false)
+}
+
+/// Like [`failure`], for a conversion that keeps the bits of weights if `keep_bits`.
+fn failure_of(file: &File, keep_bits: bool) -> Error {
     let (folder, path) = written(file);
-    let error = convert(&path, &folder.path().join("out"), false, &mut |_| ()).unwrap_err();
+    let error = convert(&path, &folder.path().join("out"), keep_bits, &mut |_| ()).unwrap_err();
     let left: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|e| e.unwrap().file_name())
@@ -336,6 +341,29 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     let mut f = base();
     f.add_f32("blk.0.attn_sinks.weight", &[4], &[0.0; 4]);
     assert_error(&failure(&f), damaged, &["\"blk.0.attn_sinks.weight\""]);
+}
+
+#[test]
+fn scales_that_are_not_finite_are_named_by_their_place_in_the_file() {
+    let mut file = tiny("llama", Traits::default());
+    // Its rows change places.
+    let t = file.tensor("blk.1.attn_q.weight");
+    t.ggml_type = GgmlType::Q8_0.0;
+    // Row r has the values r.
+    t.data = (0..t.dims[1] as u8)
+        .flat_map(|r| [0, 0x3c].into_iter().chain([r; 32]))
+        .collect();
+    for (half, text) in [(0x7e00_u16, "NaN"), (0xfc00, "-inf")] {
+        let [low, high] = half.to_le_bytes();
+        let block = [&[low, high][..], &[5; 32]].concat();
+        file.tensor("blk.1.attn_q.weight").data[5 * 34..6 * 34].copy_from_slice(&block);
+        let at = file.bytes().windows(34).position(|w| w == block).unwrap();
+        for keep_bits in [false, true] {
+            let error = failure_of(&file, keep_bits);
+            let values = ["\"blk.1.attn_q.weight\"", "160", text, "Q8_0", &at.to_string()];
+            assert_error(&error, ErrorKind::InvalidFile, &values);
+        }
+    }
 }
 
 #[test]
