@@ -4,16 +4,16 @@
     tools/start_time.py MODEL [--backend opencl] [--device TEXT] [--raw] [--runs 5] [--threads N]
                         [--llama-cpp DIR]
 
-The caches of tlite, PoCL and Mesa are in a temporary folder, so your own caches are not touched. So
-is the folder of converted models if MODEL is a file. "first" is the time until the answer of one token is on standard output;
-"cpu" is the CPU time of the process over all cores. The exit code is 1 if a warm start compiles a
-kernel or generates another token. The environment variable TLITE names the command; by default it
-is that of the release build.
+The caches of tlite, PoCL and Mesa are in a temporary folder, so your own caches are not touched. If
+MODEL is a file, the folder of converted models is there, too. "first" is the time until the answer
+of one token is on standard output; "cpu" is the CPU time of the process over all cores. The exit
+code is 1 if a warm start compiles a kernel or generates a different token. The environment variable
+TLITE names the command; by default it is that of the release build.
 
-With --llama-cpp, MODEL is a GGUF file, and each of --runs rounds has a cold start, in which tlite
-converts the file, a warm start, and a start of llama.cpp, which loads its library in a new Python
-process. The last lines are the medians over the rounds, and those of the ratios to llama.cpp. DIR
-is as in compare_llm.py. Start with the file in the cache of the operating system.
+With --llama-cpp, MODEL is a GGUF file. Each of --runs rounds has three starts: a cold one, in which
+tlite converts the file; a warm one; and one of llama.cpp, which loads its library in a new Python
+process. The last lines are the median times, and the median ratios to llama.cpp. DIR is as in
+compare_llm.py. Read the file once before you start, so that the operating system has it cached.
 """
 
 import argparse
