@@ -51,10 +51,11 @@ and llama.cpp (not llama-bench) also run seqN: N sequences share each step, and 
 128 tokens and decodes 128. Its speed counts all tokens of all sequences.
 
 The table has the median tokens/s (smallest to largest), and the median over the rounds of tlite's
-speed over that of the other engine. A little other work affects the ratios less than the speeds. On
-busy cores, threads wait for each other, and the ratios mean nothing either. So, on Linux, a round
-first waits until other processes use less than 5 % of the cores, for at most --quiet-wait seconds.
-If they still use more, the round counts as disturbed. Do not publish disturbed rounds.
+speed over that of the other engine. Light load from other processes affects the ratios less than
+the speeds. On busy cores, threads wait for each other, and the ratios are meaningless, too. So, on
+Linux, a round first waits until other processes use less than 5 % of the cores, for at most
+--quiet-wait seconds. If they still use more, the round counts as disturbed. Do not publish
+disturbed rounds.
 
 Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
 engines on the CPU; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable
@@ -317,7 +318,9 @@ def needed_q4_0(files, work):
 
 def folders(a, work, same):
     """The folders that tlite runs, by their name in the table, made on first use."""
-    found = {"same file": os.path.join(work, "same"), "E0M4": os.path.join(work, f"e0m4-{a.group_size}")}
+    # By its name: with floats, the file depends on what can quantize them.
+    stem = os.path.splitext(os.path.basename(same))[0]
+    found = {"same file": os.path.join(work, f"same-{stem}"), "E0M4": os.path.join(work, f"e0m4-{a.group_size}")}
     if not os.path.isdir(found["same file"]):
         tlite("convert", same, "-o", found["same file"])
     if not os.path.isdir(found["E0M4"]):
