@@ -477,7 +477,7 @@ impl Gguf {
         let data_start = (c.at as u64).next_multiple_of(alignment);
         let size = bytes.len() as u64;
         let mut tensors = Vec::new();
-        let mut end = data_start;
+        let (mut end, mut cut) = (data_start, None);
         for (mut info, offset) in entries {
             if offset % alignment != 0 {
                 let what = format!(
@@ -487,11 +487,19 @@ impl Gguf {
                 return Err(Error::damaged(Stage::Convert, path, what));
             }
             let start = data_start.saturating_add(offset);
-            end = end.max(start.saturating_add(info.bytes.unwrap_or(0) as u64));
+            let its_end = start.saturating_add(info.bytes.unwrap_or(0) as u64);
+            if its_end > size && cut.is_none() {
+                cut = Some(format!("tensor \"{}\" at bytes {start} to {its_end}", info.name));
+            }
+            end = end.max(its_end);
             info.start = usize::try_from(start).unwrap_or(usize::MAX);
             tensors.push(info);
         }
         // The end of the last tensor is what a whole file has at least.
+        if let Some(tensor) = cut {
+            let what = format!("it ends at byte {size}, before the end of {tensor}; {end} bytes needed");
+            return Err(Error::damaged(Stage::Convert, path, what));
+        }
         if end > size && !tensors.is_empty() {
             return Err(Error::cut_off(Stage::Convert, path, end, size));
         }
@@ -664,13 +672,17 @@ impl Gguf {
         }
         match (first..).zip(&*out).find(|(_, v)| !v.is_finite()) {
             None => Ok(()),
-            Some((element, v)) => Err(self.bad(format!(
-                "tensor \"{}\": element {element} is {v}; expected a finite number. Its {} block starts at \
-                 byte {} of the file",
-                info.name,
-                info.ggml_type,
-                info.start + element / per_block * size
-            ))),
+            Some((element, v)) => {
+                let what = format!(
+                    "tensor \"{}\": element {element} is {v}; expected a finite number. Its {} block starts \
+                     at byte {} of the file",
+                    info.name,
+                    info.ggml_type,
+                    info.start + element / per_block * size
+                );
+                let path = info.part.checked_sub(1).and_then(|i| self.others.get(i));
+                Err(Error::file(Stage::Convert, path.unwrap_or(&self.path), what))
+            }
         }
     }
 
