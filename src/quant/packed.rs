@@ -219,7 +219,7 @@ impl Packed {
 
     /// Sets group `g` along K of column `j`; weight i of the group becomes
     /// [`decode`](super::decode) of `codes[i]`. An error if the group does not exist, the number of
-    /// values is wrong, or one is above [`Bits::top`].
+    /// values is wrong, one is above [`Bits::top`], or scales are nested.
     pub fn set_group(
         &mut self,
         g: usize,
@@ -228,13 +228,19 @@ impl Packed {
         bias: f16,
         codes: &[u8],
     ) -> Result<(), QuantError> {
-        let Format { bits, group, .. } = self.format;
+        let Format { bits, group, scales } = self.format;
         let bad = |expected: String, found: String| QuantError::Codes {
             group: g,
             column: j,
             expected,
             found,
         };
+        if scales != Scales::Pairs {
+            return Err(bad(
+                "a format with a scale and bias per group".into(),
+                self.format.to_string(),
+            ));
+        }
         let first = g.saturating_mul(group);
         if first >= self.k || j >= self.n {
             let sizes = format!(
