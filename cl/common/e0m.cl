@@ -72,38 +72,44 @@
     entry = E0M_ENTRY_WORD(load, (at) + e0m_row * (panel), e0m_group / E0M_PER_WORD, panel) \
         >> (e0m_group % E0M_PER_WORD * ENTRY); \
   }
-// An integer below 2^23, by the mantissa of a float: GPUs convert few integers per cycle.
-#define E0M_FLOAT(type, v) (CAT(as_, type)((v) | 0x4B000000u) - 0x1p23f)
-// A weight is scale * w1 - offset, for the halves d and m of its block.
+// (v - middle) / 2^n of an integer v below 2^23, by the mantissa of a float: GPUs convert few
+// integers per cycle. Divided by 2^14, a factor is what it was before it was stored.
+#define E0M_INTEGER(type, v, middle, n) \
+  (CAT(as_, type)((v) | (uint)(150 - (n)) << 23u) - (8388608.0f + (middle)) / (float)(1 << (n)))
+#define E0M_SCALE(type, v, middle) E0M_INTEGER(type, v, middle, 15 - BITS)
+// Scale and rest from the factors d and m of a block. The weight of w1 has no rest without minima.
 #ifdef MINIMA
 #define E0M_INTEGERS ((1u << (ENTRY / 2)) - 1u)
-#define E0M_AFFINE(type, scale, offset, d, m, entry) { \
-    scale = (d) * (E0M_FLOAT(type, (entry) & E0M_INTEGERS) * (float)(1 << (BITS - 1))); \
-    offset = 2.0f * scale + (m) * E0M_FLOAT(type, (entry) >> (uint)(ENTRY / 2) & E0M_INTEGERS); \
+#define E0M_AFFINE(type, scale, rest, d, m, entry) { \
+    scale = (d) * E0M_SCALE(type, (entry) & E0M_INTEGERS, 0.0f); \
+    rest = -(m) * E0M_INTEGER(type, (entry) >> (uint)(ENTRY / 2) & E0M_INTEGERS, 0.0f, 14); \
   }
+#define E0M_WEIGHT(w1, scale, rest) (((w1) - 2.0f) * (scale) + (rest))
 #else
 // 6 bits are stored with an offset, 8 bits in two's complement.
 #ifdef SIX
-#define E0M_INTEGER(type, entry) (E0M_FLOAT(type, (entry) & 63u) - 32.0f)
+#define E0M_STORED(type, entry) E0M_SCALE(type, (entry) & 63u, 32.0f)
 #else
-#define E0M_INTEGER(type, entry) (E0M_FLOAT(type, ((entry) ^ 0x80u) & 0xFFu) - 128.0f)
+#define E0M_STORED(type, entry) E0M_SCALE(type, ((entry) ^ 0x80u) & 0xFFu, 128.0f)
 #endif
-#define E0M_AFFINE(type, scale, offset, d, m, entry) { \
-    scale = (d) * (E0M_INTEGER(type, entry) * (float)(1 << (BITS - 1))); \
-    offset = 3.0f * scale; \
+#define E0M_AFFINE(type, scale, rest, d, m, entry) { \
+    scale = (d) * E0M_STORED(type, entry); \
+    rest = (type)(0.0f); \
   }
+#define E0M_WEIGHT(w1, scale, rest) (((w1) - 3.0f) * (scale))
 #endif
-#define E0M_DECODE(type, scale, offset, halves, entry) \
-  E0M_AFFINE(type, scale, offset, E0M_HALF(type, halves), E0M_HALF(type, (halves) >> 16u), entry)
+#define E0M_DECODE(type, scale, rest, halves, entry) \
+  E0M_AFFINE(type, scale, rest, E0M_HALF(type, halves), E0M_HALF(type, (halves) >> 16u), entry)
 #define E0M_SCALES(uints, floats, load, at, g, panel, k) \
-  floats scale, offset; \
+  floats scale, rest; \
   { \
     uints halves, entry; \
     E0M_NESTED(halves, entry, load, at, g, panel, k) \
-    E0M_DECODE(floats, scale, offset, halves, entry) \
+    E0M_DECODE(floats, scale, rest, halves, entry) \
   }
 #else
 #define E0M_SCALE_ROWS(k) (((k) + GROUP * SPAN - 1) / (GROUP * SPAN))
+#define E0M_WEIGHT(w1, scale, rest) ((w1) * (scale) + (rest))
 #endif
 
 // Converts finite halves in the low 16 bits of each element to floats by integer arithmetic, which

@@ -16,7 +16,7 @@
 #endif
 #define STORE CAT(vstore, COLS)
 #define TERM(q) { \
-    FLOATS w = AS_FLOATS(E0M_LEVEL(word, low, q)) * scale - offset; \
+    FLOATS w = E0M_WEIGHT(AS_FLOATS(E0M_LEVEL(word, low, q)), scale, rest); \
     _Pragma("unroll") for (int r = 0; r < ROWS; r++) total[r] += w * xs[r * GROUP + c + q]; \
   }
 
@@ -50,7 +50,7 @@ KERNEL {
     E0M_SCALES(UINTS, FLOATS, LOAD_AT, pair_at, g / SPAN, p.panel, p.k)
 #else
     UINTS pair = LOAD(0, pair_at + g / SPAN * p.panel);
-    FLOATS scale = E0M_HALF(FLOATS, pair), offset = scale * E0M_HALF(FLOATS, pair >> 16u);
+    FLOATS scale = E0M_HALF(FLOATS, pair), rest = -scale * E0M_HALF(FLOATS, pair >> 16u);
 #endif
     for (uint c = 0; c < len; c += PER) {
       uint t = (k0 + c) / PER;

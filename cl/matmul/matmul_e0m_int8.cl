@@ -48,16 +48,16 @@ KERNEL {
     BY_STEPS(PARTIAL sums[ROWS]; EACH_ROW sums[r] = (PARTIAL)(0), EACH_ROW dots[r] += WIDEN(sums[r]))
 #ifdef NESTED
     E0M_SCALES(UINTS, FLOATS, LOAD, pair_at, g / SPAN, p.panel, p.k)
-    FLOATS level = scale / CODES_UNIT, rest = LEAST_LEVEL * scale - offset;
+    FLOATS level = scale / CODES_UNIT, least = E0M_WEIGHT(LEAST_LEVEL, scale, rest);
 #else
     UINTS pair = LOAD(pair_at + g / SPAN * p.panel);
     FLOATS scale = E0M_HALF(FLOATS, pair), level = scale / CODES_UNIT,
-        rest = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
+        least = scale * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u));
 #endif
     EACH_ROW {
       uint at = 2 * (row[r] * blocks + g);
       total[r] += as_float(factors[at]) * (level * CAT(convert_float, COLS)(dots[r]))
-          + as_float(factors[at + 1]) * rest;
+          + as_float(factors[at + 1]) * least;
     }
   }
   if (j >= p.n) return;

@@ -40,9 +40,9 @@
   { \
     uint4 halves, entry; \
     E0M_NESTED(halves, entry, SCALE_WORDS, 0, (s) * GROUPS + OWN_GROUP, step, p.steps * PER) \
-    float4 unit, offset; \
-    E0M_DECODE(float4, unit, offset, halves, entry) \
-    float4 least = 2.0f * unit - offset; \
+    float4 unit, rest; \
+    E0M_DECODE(float4, unit, rest, halves, entry) \
+    float4 least = E0M_WEIGHT(2.0f, unit, rest); \
     HALVES_OF(scale[0], unit.x, unit.x); \
     HALVES_OF(scale[1], unit.y, unit.y); \
     HALVES_OF(scale[2], unit.z, unit.z); \

@@ -119,9 +119,9 @@ KERNEL {
 #ifdef NESTED
     E0M_SCALES(UINTS, FLOATS, SCALE_WORDS, pair_at, g / SPAN, panel, p.steps * PER)
 #ifdef PAIRS
-    total += scale * (DIVISOR * dots) - (offset - MIDDLE * scale) * sum;
+    total += scale * (DIVISOR * dots) + E0M_WEIGHT(MIDDLE, scale, rest) * sum;
 #else
-    total += scale * dots - offset * sum;
+    total += scale * dots + E0M_WEIGHT(0.0f, scale, rest) * sum;
 #endif
 #else
     UINTS pair = ((__global const UINTS *)scales_of)[pair_at + g / SPAN * panel];

@@ -38,7 +38,7 @@
 #define ADD_SCALED(total, g) { \
     E0M_SCALES(UINTS, FLOATS, LOAD, pair_at, (g) / SPAN, p.panel, DEPTH) \
     total += factors[2 * (g)] / CODES_UNIT * CAT(convert_float, COLS)(dots) * scale \
-        + factors[2 * (g) + 1] * (LEAST_LEVEL * scale - offset); \
+        + factors[2 * (g) + 1] * E0M_WEIGHT(LEAST_LEVEL, scale, rest); \
   }
 #else
 #define ADD_SCALED(total, g) { \

@@ -116,9 +116,9 @@ typedef struct { uint4 halves, word; } Scales;
     UNPACK_FOUR(d, m, halves) \
     _Pragma("unroll") for (uint h = 0; h < 2; h++) { \
       uint4 entry = word >> ((2 * t + h) % E0M_PER_WORD * ENTRY); \
-      float4 scale, offset; \
-      E0M_AFFINE(float4, scale, offset, d, m, entry) \
-      ADD_COLUMN(h, scale, - offset) \
+      float4 scale, rest; \
+      E0M_AFFINE(float4, scale, rest, d, m, entry) \
+      ADD_COLUMN(h, scale, + E0M_WEIGHT(0.0f, scale, rest)) \
     } \
   }
 #else
@@ -140,8 +140,8 @@ typedef struct { uint4 pairs[PAIRS_EACH]; } Scales;
 #endif
 // Adds the sums of column h times a scale and the sum of x times a term.
 #define ADD_COLUMN(h, scale, term) { \
-    float of_x = SUM_OF_X(h), rest = OF_SUMS(h); \
-    float4 sums = (float4)(DOT(low, h), DOT(low, 2 + h), DOT(high, h), DOT(high, 2 + h)) + rest; \
+    float of_x = SUM_OF_X(h), of_sums = OF_SUMS(h); \
+    float4 sums = (float4)(DOT(low, h), DOT(low, 2 + h), DOT(high, h), DOT(high, 2 + h)) + of_sums; \
     total = total + scale * sums; \
     total = total + (term) * of_x; \
   }

@@ -19,7 +19,7 @@ KERNEL {
     float2 level = (float2)(as_float(E0M_LEVEL(word, low, 0)), as_float(E0M_LEVEL(word, low, 1)));
 #ifdef NESTED
     E0M_SCALES(uint, float, *, pair_at, k / (GROUP * SPAN), p.panel, p.k)
-    y_put2(pair, scale * level - offset);
+    y_put2(pair, E0M_WEIGHT(level, scale, rest));
 #else
     uint s = pair_at[k / (GROUP * SPAN) * p.panel];
     y_put2(pair, E0M_HALF(float, s) * (level - E0M_HALF(float, s >> 16u)));

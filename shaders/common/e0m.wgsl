@@ -84,11 +84,14 @@ fn e0m_nested(at: u32, g: u32, panel: u32, k: u32) -> E0mNested {
   return E0mNested(halves, entry >> vec4<u32>(group % E0M_PER_WORD * ENTRY));
 }
 
-// An integer below 2^23, by the mantissa of a float: GPUs convert few integers per cycle.
-fn e0m_float(v: vec4<u32>) -> vec4<f32> { return bitcast<vec4<f32>>(v | vec4<u32>(0x4B000000u)) - 8388608.0; }
+// (v - middle) / 2^n of an integer v below 2^23, by the mantissa of a float: GPUs convert few
+// integers per cycle. Divided by 2^14, a factor is what it was before it was stored.
+fn e0m_integer(v: vec4<u32>, middle: f32, n: u32) -> vec4<f32> {
+  return bitcast<vec4<f32>>(v | vec4<u32>((150u - n) << 23u)) - (8388608.0 + middle) / f32(1u << n);
+}
 
-// A weight is scale * w1 - offset.
-struct E0mAffine { scale: vec4<f32>, offset: vec4<f32> }
+// See e0m_weight.
+struct E0mAffine { scale: vec4<f32>, rest: vec4<f32> }
 
 fn e0m_low_halves(words: vec4<u32>) -> vec4<f32> {
   return vec4<f32>(unpack2x16float(words.x).x, unpack2x16float(words.y).x, unpack2x16float(words.z).x,
@@ -96,27 +99,39 @@ fn e0m_low_halves(words: vec4<u32>) -> vec4<f32> {
 }
 
 fn e0m_decode(n: E0mNested) -> E0mAffine {
-  let d = e0m_low_halves(n.halves) * f32(1u << (BITS - 1u));
+  let d = e0m_low_halves(n.halves);
 #ifdef MINIMA
   let mask = vec4<u32>((1u << (ENTRY / 2u)) - 1u);
-  let scale = d * e0m_float(n.entry & mask);
-  let minima = e0m_low_halves(n.halves >> vec4<u32>(16u)) * e0m_float((n.entry >> vec4<u32>(ENTRY / 2u)) & mask);
-  return E0mAffine(scale, 2.0 * scale + minima);
+  let m = e0m_low_halves(n.halves >> vec4<u32>(16u));
+  let scale = d * e0m_integer(n.entry & mask, 0.0, 15u - BITS);
+  return E0mAffine(scale, -m * e0m_integer((n.entry >> vec4<u32>(ENTRY / 2u)) & mask, 0.0, 14u));
 #else
   // 6 bits are stored with an offset, 8 bits in two's complement.
 #ifdef SIX
-  let integer = e0m_float(n.entry & vec4<u32>(63u)) - 32.0;
+  let integer = e0m_integer(n.entry & vec4<u32>(63u), 32.0, 15u - BITS);
 #else
-  let integer = e0m_float((n.entry ^ vec4<u32>(128u)) & vec4<u32>(255u)) - 128.0;
+  let integer = e0m_integer((n.entry ^ vec4<u32>(128u)) & vec4<u32>(255u), 128.0, 15u - BITS);
 #endif
-  let scale = d * integer;
-  return E0mAffine(scale, 3.0 * scale);
+  return E0mAffine(d * integer, vec4<f32>());
 #endif
 }
 #else
 // Rows of words of the scales.
 fn e0m_scale_rows(k: u32) -> u32 { return (k + GROUP * SPAN - 1u) / (GROUP * SPAN); }
 #endif
+
+// The weights of w1. Those of nested scales without minima have no rest.
+fn e0m_weight(w1: vec4<f32>, scale: vec4<f32>, rest: vec4<f32>) -> vec4<f32> {
+#ifdef NESTED
+#ifdef MINIMA
+  return (w1 - 2.0) * scale + rest;
+#else
+  return (w1 - 3.0) * scale;
+#endif
+#else
+  return w1 * scale + rest;
+#endif
+}
 
 // Words of a step of four columns.
 struct E0mWords {

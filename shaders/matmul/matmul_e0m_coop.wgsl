@@ -28,7 +28,7 @@ fn four_codes(word: u32, k: u32, width: u32, to: u32) -> vec4<u32> {
 }
 
 // Four neighbouring weights of column c of a step, from weight k on, as halves.
-fn weights(w: E0mWords, c: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
+fn weights(w: E0mWords, c: u32, k: u32, scale: vec4<f32>, rest: vec4<f32>) -> vec4<f16> {
 #ifdef HIGH
   var level = four_codes(w.high[c], k, HIGH, 23u - HIGH);
 #else
@@ -37,7 +37,7 @@ fn weights(w: E0mWords, c: u32, k: u32, scale: f32, offset: f32) -> vec4<f16> {
 #ifdef LOW
   level |= four_codes(w.low[c], k, LOW, 23u - BITS);
 #endif
-  return vec4<f16>(bitcast<vec4<f32>>(level | vec4<u32>(0x40000000u)) * scale - offset);
+  return vec4<f16>(e0m_weight(bitcast<vec4<f32>>(level | vec4<u32>(0x40000000u)), scale, rest));
 }
 
 // Elements of x for vector `at` of a block.
@@ -129,17 +129,17 @@ fn matmul_e0m_coop(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
 #endif
         for (var c = 0u; c < 4u; c++) {
 #ifdef NESTED
-          let scale = s.scale[c];
-          let offset = s.offset[c];
+          let scale = vec4<f32>(s.scale[c]);
+          let rest = vec4<f32>(s.rest[c]);
 #else
           let pair = unpack2x16float(w_next[e].pair[c]);
-          let scale = pair.x;
-          let offset = pair.x * pair.y;
+          let scale = vec4<f32>(pair.x);
+          let rest = vec4<f32>(-pair.x * pair.y);
 #endif
           let to = (at % (TN / 4u) * 4u + c) * ROW + at / (TN / 4u) * (PER / 4u);
-          ws[to] = weights(w_next[e].words, c, 0u, scale, offset);
+          ws[to] = weights(w_next[e].words, c, 0u, scale, rest);
 #ifndef PER4
-          ws[to + 1u] = weights(w_next[e].words, c, 4u, scale, offset);
+          ws[to + 1u] = weights(w_next[e].words, c, 4u, scale, rest);
 #endif
         }
       }

@@ -87,7 +87,7 @@ fn factors(s: Stored) -> Factors {
   const step = 2.0 / f32(1u << BITS);
 #ifdef NESTED
   let v = e0m_decode(s);
-  return Factors(vec4<f16>(v.scale * step), vec4<f16>(2.0 * v.scale - v.offset));
+  return Factors(vec4<f16>(v.scale * step), vec4<f16>(e0m_weight(vec4<f32>(2.0), v.scale, v.rest)));
 #else
   let x = pair_of(s.x);
   let y = pair_of(s.y);

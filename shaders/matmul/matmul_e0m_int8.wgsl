@@ -47,15 +47,15 @@ fn matmul_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
     }
 #ifdef NESTED
     let s = e0m_decode(e0m_nested(pair_at, g / SPAN, panel, p.k));
-    let rest = LEAST_LEVEL * s.scale - s.offset;
+    let least = e0m_weight(vec4<f32>(LEAST_LEVEL), s.scale, s.rest);
 #else
     let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
-    let rest = s.scale * (LEAST_LEVEL - s.bias);
+    let least = s.scale * (LEAST_LEVEL - s.bias);
 #endif
     let level = s.scale / CODES_UNIT;
     for (var r = 0u; r < ROWS; r++) {
       let at = 2u * (min(i0 + r, p.m - 1u) * blocks + g);
-      total[r] += bitcast<f32>(factors[at]) * (level * vec4<f32>(sums[r])) + bitcast<f32>(factors[at + 1u]) * rest;
+      total[r] += bitcast<f32>(factors[at]) * (level * vec4<f32>(sums[r])) + bitcast<f32>(factors[at + 1u]) * least;
     }
   }
   for (var r = 0u; r < ROWS; r++) { put(i0 + r, j, total[r]); }

@@ -130,9 +130,9 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 #ifdef NESTED
       let s = e0m_decode(e0m_nested(pair_at + q, g / SPAN, panel, p.steps * PER));
 #ifdef PAIRS
-      total[q] += s.scale * (E0M_DIVISOR * t.dots[q]) - (s.offset - E0M_MIDDLE * s.scale) * t.sum;
+      total[q] += s.scale * (E0M_DIVISOR * t.dots[q]) + e0m_weight(vec4<f32>(E0M_MIDDLE), s.scale, s.rest) * t.sum;
 #else
-      total[q] += s.scale * t.dots[q] - s.offset * t.sum;
+      total[q] += s.scale * t.dots[q] + e0m_weight(vec4<f32>(), s.scale, s.rest) * t.sum;
 #endif
 #else
       let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel + q));

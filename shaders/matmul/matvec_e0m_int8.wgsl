@@ -68,7 +68,7 @@ fn product(j: u32, begin: u32, apart: u32) -> vec4<f32> {
 #ifdef NESTED
     let s = e0m_decode(e0m_nested(pair_at, g / SPAN, panel, DEPTH));
     total += factors[g].x / CODES_UNIT * vec4<f32>(sums) * s.scale
-        + factors[g].y * (LEAST_LEVEL * s.scale - s.offset);
+        + factors[g].y * e0m_weight(vec4<f32>(LEAST_LEVEL), s.scale, s.rest);
 #else
     let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel));
     total += s.scale * (factors[g].x / CODES_UNIT * vec4<f32>(sums) + factors[g].y * (LEAST_LEVEL - s.bias));

@@ -138,9 +138,9 @@ fn plus(terms: Terms, r: Step, t: u32) -> Terms {
 fn scaled(nested: E0mNested, terms: Terms) -> vec4<f32> {
   let s = e0m_decode(nested);
 #ifdef PAIRS
-  return s.scale * (E0M_DIVISOR * terms.dots) - (s.offset - E0M_MIDDLE * s.scale) * terms.sum;
+  return s.scale * (E0M_DIVISOR * terms.dots) + e0m_weight(vec4<f32>(E0M_MIDDLE), s.scale, s.rest) * terms.sum;
 #else
-  return s.scale * terms.dots - s.offset * terms.sum;
+  return s.scale * terms.dots + e0m_weight(vec4<f32>(), s.scale, s.rest) * terms.sum;
 #endif
 }
 #else

@@ -17,13 +17,16 @@ fn gather_e0m(@builtin(global_invocation_id) id: vec3<u32>) {
     let column = u32(j) % p.panel;
     let pair_at = (block * e0m_scale_rows(p.k) * p.panel + column) / 4u;
     let words = e0m_words((block * e0m_rows(p.k / PER) * p.panel + column) / 4u, k / PER, p.panel / 4u);
-    let levels = vec2<f32>(e0m_levels(words, k % PER)[column % 4u], e0m_levels(words, k % PER + 1u)[column % 4u]);
+    let first = e0m_levels(words, k % PER);
+    let second = e0m_levels(words, k % PER + 1u);
 #ifdef NESTED
     let s = e0m_decode(e0m_nested(pair_at, k / (GROUP * SPAN), p.panel / 4u, p.k));
-    y_put2(pair, s.scale[column % 4u] * levels - s.offset[column % 4u]);
+    let a = e0m_weight(first, s.scale, s.rest);
+    let b = e0m_weight(second, s.scale, s.rest);
+    y_put2(pair, vec2<f32>(a[column % 4u], b[column % 4u]));
 #else
     let s = unpack2x16float(scales[pair_at + k / (GROUP * SPAN) * (p.panel / 4u)][column % 4u]);
-    y_put2(pair, s.x * (levels - s.y));
+    y_put2(pair, s.x * (vec2<f32>(first[column % 4u], second[column % 4u]) - s.y));
 #endif
   } else if (p.first == 0) {
     y_put2(pair, vec2<f32>());

@@ -46,9 +46,9 @@
 //!
 //! # Nested scales
 //!
-//! GGML's K-quants have two levels of scales, which this format keeps as they are. In blocks of 256
-//! weights, a weight of value q is `(d * s) * (q - zero) - dmin * m`, with halves d and dmin per
-//! block and integers s and m per group:
+//! GGML's K-quants have two levels of scales, which this format keeps as they are. A block of 256
+//! weights (GGML's super-block) has f16 factors d and dmin, and each of its groups has integers s
+//! and m. A weight of value q is `(d * s) * (q - zero) - dmin * m`:
 //!
 //! | x | GGML | group | s | m | zero |
 //! |---|---|---|---|---|---|
@@ -58,8 +58,9 @@
 //! | 5 | `Q5_K` | 32 | 6 bits | 6 bits | 0 |
 //! | 6 | `Q6_K` | 16 | 8 bits, signed | | 32 |
 //!
-//! Scales are then `u32[rows][N]`. First come the rows of halves: d and dmin of a block, or,
-//! without m, d of blocks 2i and 2i + 1. The integers follow, block by block. The entry of a group
+//! Scales are then `u32[rows][N]`. First come the rows of factors, each times 2^14 so that none is
+//! subnormal: d and dmin of a block, or, without m, d of blocks 2i and 2i + 1. Factors from 4 on
+//! cannot be stored. The integers follow, block by block. The entry of a group
 //! is s in the low and m in the high bits. Entries of 8 bits fill four words. Of the 6-bit integers
 //! of a block, the first twelve are in the low 24 bits of three words, four in each, and the last
 //! four in the high bytes, the lowest first. K is a multiple of 256, and quantized weights have the

@@ -11,6 +11,10 @@ pub const BLOCK: usize = 256;
 /// The largest number of groups of a block.
 pub const MOST_GROUPS: usize = 16;
 
+/// Halves are stored times this. Most that GGML writes are subnormal, and GPUs may take those for
+/// 0. No stored half is.
+pub const UNIT: f32 = 16384.0;
+
 /// How the scales of a width are nested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
@@ -34,6 +38,17 @@ pub struct Block {
 }
 
 impl Block {
+    /// The halves as they are stored.
+    fn stored(&self) -> [f16; 2] {
+        self.halves.map(|h| f16::from_f32(h.to_f32() * UNIT))
+    }
+
+    /// The first half that cannot be stored: it is not finite, or 4 or more.
+    pub fn beyond(&self) -> Option<f16> {
+        let mut all = self.halves.into_iter().zip(self.stored());
+        all.find(|(_, stored)| !stored.is_finite()).map(|(half, _)| half)
+    }
+
     /// The grid of group `g`.
     pub fn grid(&self, nested: Nested, g: usize) -> Grid {
         let [d, dmin] = self.halves.map(f16::to_f64);
@@ -115,9 +130,12 @@ impl Nested {
     }
 
     /// Stores the scales of block `b` in column `j` of rows of `n` words, for `k` weights. False
-    /// if an integer is out of range.
+    /// if an integer is out of range, or a half is [`Block::beyond`] what can be stored.
     #[must_use]
     pub fn set(self, words: &mut [u32], n: usize, k: usize, (b, j): (usize, usize), block: &Block) -> bool {
+        if block.beyond().is_some() {
+            return false;
+        }
         let mut entries = [0u32; MOST_GROUPS];
         let width = self.scale_bits();
         for (g, entry) in entries.iter_mut().enumerate().take(self.groups()) {
@@ -134,7 +152,7 @@ impl Nested {
             }
             *entry = stored.cast_unsigned() & ((1 << width) - 1) | u32::from(minimum) << width;
         }
-        let [d, m] = block.halves.map(|h| u32::from(h.to_bits()));
+        let [d, m] = block.stored().map(|h| u32::from(h.to_bits()));
         if self.minima {
             words[b * n + j] = d | m << 16;
         } else {
@@ -157,8 +175,8 @@ impl Nested {
         true
     }
 
-    /// The distance of levels, and the weight of value 0 that is not a multiple of it, of group `g`
-    /// in column `j`: a weight is `unit * (value - zero) + rest`.
+    /// `[unit, rest]` of group `g` in column `j`: a weight is `unit * (value - zero) + rest`.
+    /// Without minima, `rest` is 0.
     pub fn get(self, words: &[u32], n: usize, k: usize, (g, j): (usize, usize)) -> [f32; 2] {
         let (b, i) = (g / self.groups(), g % self.groups());
         let halves = if self.minima {
@@ -168,7 +186,7 @@ impl Nested {
         };
         let half = |bits: u32| {
             let [a, b, ..] = bits.to_le_bytes();
-            f16::from_le_bytes([a, b]).to_f32()
+            f16::from_le_bytes([a, b]).to_f32() / UNIT
         };
         let first = self.half_rows(k) + b * self.words();
         let word = |row: usize| words[(first + row) * n + j];
@@ -227,9 +245,16 @@ mod tests {
                     (false, _) => 0,
                 };
                 let whole = |i: usize| i < nested.groups();
-                let step = f32::from(u8::try_from(b + 2 * j).unwrap());
+                // From the least subnormal on, of both signs.
+                let half = |i: usize| {
+                    let sign = if i % 3 == 1 { 0x8000 } else { 0 };
+                    f16::from_bits(sign | [1, 0x3FF, 0x400, 0x1234, 0x43FE][i % 5])
+                };
                 Block {
-                    halves: [1.0 + step, if nested.minima { 20.0 + step } else { 0.0 }].map(f16::from_f32),
+                    halves: [
+                        half(b + 2 * j),
+                        if nested.minima { half(b + j + 3) } else { f16::ZERO },
+                    ],
                     scales: std::array::from_fn(|i| {
                         i8::try_from(if whole(i) { scale(i) } else { 0 }).unwrap()
                     }),
@@ -261,6 +286,25 @@ mod tests {
                 _ => 210,
             };
             assert_eq!(bytes, 2 * ggml, "{bits}: as many bytes as GGML's blocks");
+        }
+    }
+
+    #[test]
+    fn halves_out_of_range_are_refused() {
+        let nested = Nested::new(Bits::Four).unwrap();
+        let mut words = vec![0; nested.rows(BLOCK)];
+        for (half, fits) in [
+            (3.998, true),
+            (-4.0, false),
+            (f32::NAN, false),
+            (f32::INFINITY, false),
+        ] {
+            for at in 0..2 {
+                let mut block = Block::default();
+                block.halves[at] = f16::from_f32(half);
+                assert_eq!(block.beyond().is_none(), fits, "{half}");
+                assert_eq!(nested.set(&mut words, 1, BLOCK, (0, 0), &block), fits, "{half}");
+            }
         }
     }
 

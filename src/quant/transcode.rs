@@ -222,16 +222,24 @@ impl Grids<'_> {
         source: &GridColumn,
     ) -> Result<(), QuantError> {
         for (b, block) in source.blocks.iter().enumerate() {
+            if let Some(half) = block.beyond() {
+                let grid = Grid {
+                    scale: half.to_f64(),
+                    offset: 0.0,
+                };
+                self.check_grid(grid, b * nested.groups(), at)?;
+                return Err(QuantError::Grid {
+                    scale: grid.scale,
+                    zero: f64::from(nested.zero()),
+                });
+            }
             if !nested.set(&mut packed.scales, packed.n, self.k, (b, j), block) {
                 return Err(QuantError::Codes {
                     group: b * nested.groups(),
                     column: at,
-                    expected: format!("integers of {} bits", nested.entry),
-                    found: format!("{block:?}"),
+                    expected: format!("scales of {} bits", nested.scale_bits()),
+                    found: format!("{:?} and minima {:?}", block.scales, block.minima),
                 });
-            }
-            if block.halves.iter().any(|h| !h.is_finite()) {
-                self.check_grid(block.grid(nested, 0), b * nested.groups(), at)?;
             }
         }
         let codes = source.codes.chunks(nested::BLOCK).enumerate();

@@ -67,6 +67,8 @@ INTEGERS = ["mobilenet_v1", "resnet8", "matmul_heads", "max_pool_2x2", "mul_ties
 EXPORTED = ["clip-image", "clip-text"]
 # Decoders at their true sizes, without weights.
 DECODERS = ["llama2-7b"]
+# One of them with K-quants of these bits, and of 6. Layers share their kernels.
+K_QUANTS = [2, 3, 4, 5]
 # For these the paper gives speeds. They use the kernels of the others.
 ONLY_COSTS = ["gemma-2b", "qwen1.5-4b", "chatglm2-6b", "qwen1.5-14b"]
 # The models of the paper's figure 4.
@@ -108,6 +110,10 @@ def write_kernels(cache, work, check):
     for decoder in DECODERS + ONLY_COSTS:
         example("decoder_graph", decoder, work / decoder)
     models += [work / d for d in DECODERS]
+    for bits in K_QUANTS:
+        folder = work / f"q{bits}_k"
+        example("decoder_graph", DECODERS[0], folder, "--k-quants", bits, "--layers", 2)
+        models.append(folder)
     example("phone_kernels", work, *models, "--costs", *(work / d for d in ONLY_COSTS))
 
 

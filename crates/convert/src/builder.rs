@@ -135,7 +135,7 @@ impl<S> Builder<S> {
             ("group_size", Attr::Int(num::signed(packed.format.group))),
         ];
         if let Scales::Nested(_) = packed.format.scales {
-            attributes.push(("super_block", Attr::Int(num::signed(nested::BLOCK))));
+            attributes.push(("scale_block", Attr::Int(num::signed(nested::BLOCK))));
         }
         self.add(
             OWN_DOMAIN,

@@ -184,9 +184,9 @@ pub enum Form {
     /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like
     /// `tlite quantize`.
     E0m4(usize),
-    /// Nested scales: 4 bits, and 6 for embedding, output head, and half of the value and down
-    /// projections, like GGUF's `Q4_K_M`.
-    KQuants,
+    /// Nested scales with this number of bits, at most 6, and 6 bits for embedding, output head, and
+    /// half of the value and down projections: with 4 bits, much like GGUF's `Q4_K_M`.
+    KQuants(Bits),
     /// This float type, also for activations.
     Float(DType),
 }
@@ -233,12 +233,12 @@ impl Random {
                 let bits = if outer { Bits::Eight } else { Bits::Four };
                 Some(Format::new(bits, group_size(group, k)))
             }
-            Form::KQuants => {
+            Form::KQuants(bits) => {
                 // Every other layer: GGML chooses layers by their position.
                 let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
                 let more = ["v_proj", "down_proj"].iter().any(|part| name.contains(part))
                     && layer.is_some_and(|layer| layer % 2 == 0);
-                let bits = if outer || more { Bits::Six } else { Bits::Four };
+                let bits = if outer || more { Bits::Six } else { bits };
                 // Blocks are whole, so shorter columns are floats.
                 Format::nested(bits).filter(|format| k.is_multiple_of(format.k_step()))
             }
@@ -258,9 +258,12 @@ fn random_column(format: Format, k: usize, seed: u64, spread: f64) -> impl Fn(us
     if let Scales::Nested(nested) = format.scales {
         let unit = step / f64::from(INTEGER);
         block.halves = [unit, if nested.minima { unit * middle } else { 0.0 }].map(f16::from_f64);
-        block.scales[..nested.groups()].fill(INTEGER);
-        if nested.minima {
-            block.minima[..nested.groups()].fill(INTEGER.unsigned_abs());
+        let groups = block.scales.iter_mut().zip(&mut block.minima).zip(0..);
+        for ((scale, minimum), g) in groups.take(nested.groups()) {
+            *scale = INTEGER + g % 5 - 2;
+            if nested.minima {
+                *minimum = scale.unsigned_abs();
+            }
         }
     }
     move |j: usize, out: &mut GridColumn| {

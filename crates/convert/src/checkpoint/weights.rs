@@ -203,12 +203,14 @@ impl Builder<Checkpoint<'_>> {
         }
         let tensors = self.source.tensors;
         let size = [grids.k, grids.n];
-        let bad = |e: QuantError| match e {
-            // Reading the rows names the place in the file.
-            QuantError::NotFinite { .. } => unreadable(stored, size),
-            _ => None,
-        }
-        .unwrap_or_else(|| tensors.bad(name, &e.to_string()));
+        let bad = |e: QuantError| {
+            match e {
+                // Reading the rows names the place in the file.
+                QuantError::NotFinite { .. } => unreadable(stored, size),
+                _ => None,
+            }
+            .unwrap_or_else(|| tensors.bad(name, &e.to_string()))
+        };
         let [codes, scales] = &out.operands;
         let (mut loss, mut words) = (Loss::default(), Vec::new());
         if grids.n.is_multiple_of(PANEL) {

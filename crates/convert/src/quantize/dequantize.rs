@@ -153,11 +153,11 @@ impl Matrices {
                 return Err(bad("missing or invalid attributes `bits` and `group_size`"));
             };
             // Import has checked that the group is that of the format.
-            let format = match int("super_block") {
+            let format = match int("scale_block") {
                 None => Some(Format::new(bits, group)),
                 Some(_) => Format::nested(bits),
             };
-            let format = format.ok_or_else(|| bad("invalid attribute `super_block`"))?;
+            let format = format.ok_or_else(|| bad("invalid attribute `scale_block`"))?;
             let known = out
                 .all
                 .iter()

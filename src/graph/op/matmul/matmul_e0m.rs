@@ -1,7 +1,7 @@
 //! Matmuls with quantized weights of any format of [`crate::quant`] (own domain, `MatMulE0M` in
 //! files). Operands: `x [.., K]`, then quantized weights and scales of each weight in the layout of
 //! that module. Attributes in files, where there is one weight: `bits`, `group_size`, and, if
-//! scales are nested, `super_block`, which is 256.
+//! scales are nested, `scale_block`, which is 256.
 //!
 //! Passes give a node up to three weights, such as those of query, key and value, with a result for
 //! each, or two weights and an elementwise function of both products, such as SwiGLU. If a kernel
@@ -121,14 +121,14 @@ pub(crate) fn import_format(a: &dyn Attributes) -> OpResult<Format> {
                 group,
             )
         })?;
-    let Some(block) = a.int("super_block")? else {
+    let Some(block) = a.int("scale_block")? else {
         return Ok(Format::new(bits, group));
     };
     let whole = block == num::signed(nested::BLOCK);
     let format = Format::nested(bits).filter(|f| whole && f.group == group);
     format.ok_or_else(|| {
         OpError::expected(
-            "attribute `super_block`",
+            "attribute `scale_block`",
             format!(
                 "{}, and the group size of a K-quant of as many bits",
                 nested::BLOCK

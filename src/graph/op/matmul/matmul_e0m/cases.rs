@@ -73,11 +73,13 @@ fn nested_column(format: Format, nested: Nested, k: usize, j: usize) -> Option<G
     for b in 0..k / nested::BLOCK {
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let d = (8 - number(b, 4)) as f32 / (4 * levels) as f32 / most as f32;
+        // GGML writes factors of both signs.
+        let d = if number(b, 3) == 1 { -d } else { d };
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-        let dmin = if nested.minima {
-            d * levels as f32 / 2.0
-        } else {
-            0.0
+        let dmin = match (nested.minima, number(b + 1, 3)) {
+            (false, _) => 0.0,
+            (true, 0) => d * levels as f32 / -4.0,
+            (true, more) => d * (levels * more) as f32 / 4.0,
         };
         let mut block = Block {
             halves: [d, dmin].map(f16::from_f32),

@@ -150,7 +150,10 @@ impl QuantizedMatMul {
         most: Option<i64>,
     ) -> OpResult<Call<MatrixArgs>> {
         let tuning = tune::matrix(self, device, k, n, most);
-        let tile = E0mShape::of(device).with_matrix(&tuning);
+        let mut tile = E0mShape::of(device).with_matrix(&tuning);
+        if device.few_registers && self.format.has_most_registers() {
+            tile.rows = tile.rows.min(2);
+        }
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
@@ -164,11 +167,8 @@ impl QuantizedMatMul {
             .define("COLS", i64::from(tile.matrix_columns))
             .grid(groups, rows.ceil_div(i64::from(tile.rows))?, 1)
             .tuned_by(tuning);
-        Ok(if tile.rows < 8 {
-            call.define("HALF_TILE", 1)
-        } else {
-            call
-        })
+        let call = call.define_if("HALF_TILE", tile.rows < 8);
+        Ok(call.define_if("QUARTER_TILE", tile.rows < 4))
     }
 
     /// The matrix kernel in halves, for a weight of `n` columns.

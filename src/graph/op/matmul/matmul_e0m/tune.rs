@@ -8,6 +8,7 @@ use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{BY_IMAGE, SUBGROUP_SETTING, Tunable, Tuning};
 use crate::lower::DeviceProfile;
 use crate::num;
+use crate::quant::{Format, Scales};
 
 static VECTOR_TUNABLE: Tunable = Tunable {
     kernel: &VECTOR.kernel,
@@ -178,11 +179,13 @@ fn byte_matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
 }
 
 fn shape_text(op: &QuantizedMatMul, k: usize, n: usize) -> String {
-    format!(
-        "E0M{} group {}, {k} x {n}",
-        op.format.bits.count(),
-        op.format.group
-    )
+    let Format { bits, group, scales } = op.format;
+    let nested = if scales == Scales::Pairs {
+        ""
+    } else {
+        ", nested scales"
+    };
+    format!("E0M{} group {group}{nested}, {k} x {n}", bits.count())
 }
 
 /// Tuning of the vector kernel for a `k x n` weight.

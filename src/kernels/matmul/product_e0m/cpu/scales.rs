@@ -1,7 +1,7 @@
 //! Scales of a panel, group by group.
 
 use super::words::{Words, WordsJob};
-use crate::quant::nested::Nested;
+use crate::quant::nested::{Nested, UNIT};
 use crate::quant::{Bits, Format, Scales};
 use crate::tensor::PANEL;
 
@@ -17,8 +17,8 @@ const fn nested(bits: usize) -> Option<Nested> {
     }
 }
 
-/// What integers of weights stand for: a weight is `unit` times a scale times its integer, plus the
-/// weight of integer 0, which with pairs is at this level.
+/// How an integer becomes a weight: `unit * scale * integer`, plus the weight of integer 0. With
+/// pairs, that is `scale * (level - bias)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Meaning {
     pub unit: f32,
@@ -157,12 +157,12 @@ impl<S: Words, const BITS: usize, const NESTED: bool, const V: usize> Reader<S, 
                 let word = S::words(self.at.add(row * PANEL + j * S::LANES));
                 let (scale, minimum) = if nested.minima {
                     let dmin = S::halves(S::right(word, 16));
-                    (S::halves(word), S::sub(S::splat(0.0), dmin))
+                    (S::halves(word), S::mul(dmin, S::splat(-1.0 / UNIT)))
                 } else {
                     let scale = S::halves(S::right(word, 16 * (block % 2)));
                     (scale, S::splat(-nested.zero() / unit))
                 };
-                self.scale[j] = S::mul(scale, S::splat(unit));
+                self.scale[j] = S::mul(scale, S::splat(unit / UNIT));
                 self.minimum[j] = minimum;
             }
         }

@@ -129,7 +129,7 @@ impl Weights {
         for j in 0..n {
             for b in 0..k / nested::BLOCK {
                 let mut block = nested::Block {
-                    halves: [0.001 + 0.002 * rng.uniform(), 0.004].map(f16::from_f64),
+                    halves: [0.002, 0.004].map(|most| f16::from_f64(most * (2.0 * rng.uniform() - 1.0))),
                     ..Default::default()
                 };
                 for g in 0..nested.groups() {
