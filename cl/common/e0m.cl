@@ -73,9 +73,10 @@
         >> (e0m_group % E0M_PER_WORD * ENTRY); \
   }
 // (v - middle) / 2^n of an integer v below 2^23, by the mantissa of a float: GPUs convert few
-// integers per cycle. Divided by 2^14, a factor is what it was before it was stored.
+// integers per cycle. Divided by 2^14, a factor is what it was before it was stored. With the
+// exponent of 2^-n instead of the product, NVIDIA's compiler loads words later.
 #define E0M_INTEGER(type, v, middle, n) \
-  (CAT(as_, type)((v) | (uint)(150 - (n)) << 23u) - (8388608.0f + (middle)) / (float)(1 << (n)))
+  ((CAT(as_, type)((v) | 0x4B000000u) - (0x1p23f + (middle))) * (1.0f / (float)(1 << (n))))
 #define E0M_SCALE(type, v, middle) E0M_INTEGER(type, v, middle, 15 - BITS)
 // Scale and rest from the factors d and m of a block. The weight of w1 has no rest without minima.
 #ifdef MINIMA
