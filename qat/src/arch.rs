@@ -57,7 +57,11 @@ const OPSET: i64 = 17;
 /// Writes a network to the new folder `output`. Weights of the model `from` are used where name and
 /// shape agree; returns how many those are, of how many.
 pub fn write(design: &Design, output: &Path, from: Option<&Path>) -> Result<[usize; 2]> {
-    let least = if design.architecture == Architecture::Lenet { LENET } else { 1 };
+    let least = if design.architecture == Architecture::Lenet {
+        LENET
+    } else {
+        1
+    };
     if design.resolution < least || design.resolution > 4096 {
         let what = format!("expected {least} to 4096, found {}", design.resolution);
         return Err(Error::option("--resolution", what));
@@ -102,7 +106,11 @@ fn signed(n: usize) -> i64 {
 
 /// The constants of a model, by name.
 fn constants(path: &Path) -> Result<HashMap<String, HostTensor>> {
-    let file = if path.is_dir() { path.join("model.onnx") } else { path.to_owned() };
+    let file = if path.is_dir() {
+        path.join("model.onnx")
+    } else {
+        path.to_owned()
+    };
     let graph = import(&file)?;
     let all = graph.values().filter_map(|v| {
         let tensor = v.fact.as_ref()?.as_const()?;
@@ -145,10 +153,18 @@ impl Maker {
         self.matmul("classifier", design.classes, Some("scores"))
     }
 
-    fn constant(&mut self, name: &str, shape: &[usize], value: impl FnOnce(&mut SplitMix64) -> Vec<f32>) -> Result<()> {
+    fn constant(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        value: impl FnOnce(&mut SplitMix64) -> Vec<f32>,
+    ) -> Result<()> {
         // Drawn in any case, so that a seed gives the same weights.
         let made = value(&mut self.random);
-        let known = self.source.get(name).filter(|t| t.shape() == shape && t.dtype() == DType::F32);
+        let known = self
+            .source
+            .get(name)
+            .filter(|t| t.shape() == shape && t.dtype() == DType::F32);
         self.constants += 1;
         self.copied += usize::from(known.is_some());
         let tensor = match known {
@@ -191,7 +207,9 @@ impl Maker {
         output: Option<&str>,
     ) -> Result<()> {
         let out = output.map_or_else(|| format!("{name}.out"), str::to_owned);
-        let inputs: Vec<&str> = std::iter::once(self.last.as_str()).chain(more.iter().copied()).collect();
+        let inputs: Vec<&str> = std::iter::once(self.last.as_str())
+            .chain(more.iter().copied())
+            .collect();
         self.writer.add_node(NodeSpec {
             domain: "",
             op,
@@ -232,7 +250,12 @@ impl Maker {
         for (name, value) in names.iter().zip([1.0, 0.0, 0.0, 1.0]) {
             self.filled(name, self.channels, value)?;
         }
-        self.node(name, "BatchNormalization", &names.each_ref().map(String::as_str), &[])
+        self.node(
+            name,
+            "BatchNormalization",
+            &names.each_ref().map(String::as_str),
+            &[],
+        )
     }
 
     fn activate(&mut self, name: &str) -> Result<()> {
@@ -264,9 +287,18 @@ impl Maker {
     }
 
     fn lenet(&mut self, classes: usize) -> Result<()> {
-        let pool = [("kernel_shape", Attr::Ints(vec![2; 2])), ("strides", Attr::Ints(vec![2; 2]))];
+        let pool = [
+            ("kernel_shape", Attr::Ints(vec![2; 2])),
+            ("strides", Attr::Ints(vec![2; 2])),
+        ];
         for (i, (outputs, pad)) in [(6, 2), (16, 0)].into_iter().enumerate() {
-            let c = Conv { outputs, kernel: 5, stride: 1, pad, groups: 1 };
+            let c = Conv {
+                outputs,
+                kernel: 5,
+                stride: 1,
+                pad,
+                groups: 1,
+            };
             self.conv(&format!("conv{}", i + 1), c, true)?;
             self.activate(&format!("conv{}.act", i + 1))?;
             self.node(&format!("pool{}", i + 1), "MaxPool", &[], &pool)?;
@@ -282,7 +314,13 @@ impl Maker {
     }
 
     fn resnet(&mut self, blocks: usize) -> Result<()> {
-        let conv = |outputs, kernel, stride| Conv { outputs, kernel, stride, pad: kernel / 2, groups: 1 };
+        let conv = |outputs, kernel, stride| Conv {
+            outputs,
+            kernel,
+            stride,
+            pad: kernel / 2,
+            groups: 1,
+        };
         self.block("stem", conv(16, 3, 1))?;
         self.activate("stem.act")?;
         for (stage, width) in [16, 32, 64].into_iter().enumerate() {
@@ -317,16 +355,40 @@ impl Maker {
             reason = "small and not negative"
         )]
         let scaled = |n: usize| ((n as f64 * width).round() as usize).max(8);
-        self.block("stem", Conv { outputs: scaled(32), kernel: 3, stride: first, pad: 1, groups: 1 })?;
+        self.block(
+            "stem",
+            Conv {
+                outputs: scaled(32),
+                kernel: 3,
+                stride: first,
+                pad: 1,
+                groups: 1,
+            },
+        )?;
         self.activate("stem.act")?;
         let layers = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)];
-        let layers = layers.into_iter().chain([(512, 1); 5]).chain([(1024, 2), (1024, 1)]);
+        let layers = layers
+            .into_iter()
+            .chain([(512, 1); 5])
+            .chain([(1024, 2), (1024, 1)]);
         for (i, (outputs, stride)) in layers.enumerate() {
             let channels = self.channels;
-            let wise = Conv { outputs: channels, kernel: 3, stride, pad: 1, groups: channels };
+            let wise = Conv {
+                outputs: channels,
+                kernel: 3,
+                stride,
+                pad: 1,
+                groups: channels,
+            };
             self.block(&format!("block{}.depthwise", i + 1), wise)?;
             self.activate(&format!("block{}.act1", i + 1))?;
-            let point = Conv { outputs: scaled(outputs), kernel: 1, stride: 1, pad: 0, groups: 1 };
+            let point = Conv {
+                outputs: scaled(outputs),
+                kernel: 1,
+                stride: 1,
+                pad: 0,
+                groups: 1,
+            };
             self.block(&format!("block{}.pointwise", i + 1), point)?;
             self.activate(&format!("block{}.act2", i + 1))?;
         }

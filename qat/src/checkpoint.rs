@@ -40,8 +40,15 @@ const MOMENTUM: &str = "momentum.";
 impl State {
     /// Writes the state.
     pub fn save(&self, path: &Path, network: &Network, configuration: &Configuration) -> Result<()> {
-        let failed = |what: String| Error::Checkpoint { path: path.to_owned(), what };
-        let header = Header { configuration: configuration.clone(), step: self.step, ranges: self.ranges.clone() };
+        let failed = |what: String| Error::Checkpoint {
+            path: path.to_owned(),
+            what,
+        };
+        let header = Header {
+            configuration: configuration.clone(),
+            step: self.step,
+            ranges: self.ranges.clone(),
+        };
         let header = serde_json::to_string(&header).map_err(|e| failed(e.to_string()))?;
         let mut data: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
         for (prefix, tensors) in [(PARAMETER, &self.parameters), (MOMENTUM, &self.momenta)] {
@@ -67,7 +74,10 @@ impl State {
         configuration: Option<&Configuration>,
         device: &Device,
     ) -> Result<(Self, Configuration)> {
-        let failed = |what: String| Error::Checkpoint { path: path.to_owned(), what };
+        let failed = |what: String| Error::Checkpoint {
+            path: path.to_owned(),
+            what,
+        };
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let damaged = |e: &dyn std::fmt::Display| failed(format!("is damaged or cut off: {e}"));
         let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(&e))?;
@@ -80,19 +90,36 @@ impl State {
         }
         let read = |prefix: &str| -> Result<Vec<Tensor<4>>> {
             let all = network.parameters.iter().map(|p| {
-                let view = tensors.tensor(&format!("{prefix}{}", p.name)).map_err(|e| damaged(&e))?;
+                let view = tensors
+                    .tensor(&format!("{prefix}{}", p.name))
+                    .map_err(|e| damaged(&e))?;
                 if view.shape() != p.shape || view.dtype() != Dtype::F32 {
-                    let what = format!("\"{}\": expected f32{:?}, found {:?}{:?}", p.name, p.shape, view.dtype(), view.shape());
+                    let what = format!(
+                        "\"{}\": expected f32{:?}, found {:?}{:?}",
+                        p.name,
+                        p.shape,
+                        view.dtype(),
+                        view.shape()
+                    );
                     return Err(failed(what));
                 }
-                let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                Ok(Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), p.shape), device))
+                let values = view
+                    .data()
+                    .chunks_exact(4)
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                Ok(Tensor::from_data(
+                    TensorData::new(values.collect::<Vec<f32>>(), p.shape),
+                    device,
+                ))
             });
             all.collect()
         };
         let ranges = network.model.placement.ranges.len();
         if header.ranges.len() != ranges {
-            return Err(failed(format!("expected {ranges} ranges, found {}", header.ranges.len())));
+            return Err(failed(format!(
+                "expected {ranges} ranges, found {}",
+                header.ranges.len()
+            )));
         }
         let state = Self {
             step: header.step,

@@ -247,12 +247,18 @@ impl DataArgs {
         let all = |name, given: &[f32]| match given {
             [one] => Ok(vec![*one; channels]),
             list if list.len() == channels => Ok(list.to_vec()),
-            list => Err(Error::option(name, format!("expected 1 or {channels} numbers, found {}", list.len()))),
+            list => Err(Error::option(
+                name,
+                format!("expected 1 or {channels} numbers, found {}", list.len()),
+            )),
         };
         let (mean, deviation) = (all("--mean", &self.mean)?, all("--std", &self.std)?);
         let finite = |v: &f32| v.is_finite();
         if !mean.iter().all(finite) || !deviation.iter().all(|v| v.is_normal()) {
-            return Err(Error::option("--mean, --std", "expected numbers, and deviations other than 0"));
+            return Err(Error::option(
+                "--mean, --std",
+                "expected numbers, and deviations other than 0",
+            ));
         }
         Ok(Normalization { mean, deviation })
     }
@@ -264,7 +270,11 @@ impl DataArgs {
 
 /// The file in a model folder.
 fn model_file(path: &Path) -> PathBuf {
-    if path.is_dir() { path.join(run::MODEL) } else { path.to_owned() }
+    if path.is_dir() {
+        path.join(run::MODEL)
+    } else {
+        path.to_owned()
+    }
 }
 
 /// Runs a subcommand.
@@ -294,7 +304,11 @@ fn print(line: &str) {
 }
 
 fn new(args: &NewArgs) -> Result<()> {
-    let usual = if args.architecture == Architecture::Lenet { 28 } else { 32 };
+    let usual = if args.architecture == Architecture::Lenet {
+        28
+    } else {
+        32
+    };
     let design = Design {
         architecture: args.architecture,
         resolution: args.resolution.map_or(usual, size),
@@ -319,18 +333,27 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
     if let Some(n) = args.items {
         data.train.truncate(size(n));
     }
-    let bytes = std::fs::read(&path).map_err(|source| Error::Io { action: "read", path: path.clone(), source })?;
+    let bytes = std::fs::read(&path).map_err(|source| Error::Io {
+        action: "read",
+        path: path.clone(),
+        source,
+    })?;
     let configuration = Configuration {
         model: checksum(&[&bytes]),
         data: data.checksum(),
         epochs: args.epochs,
         batch: size(args.batch),
-        learning_rate: args.learning_rate.unwrap_or(if quantizing.is_some() { 0.005 } else { 0.05 }),
+        learning_rate: args
+            .learning_rate
+            .unwrap_or(if quantizing.is_some() { 0.005 } else { 0.05 }),
         schedule: args.schedule,
         momentum: args.momentum,
         weight_decay: args.weight_decay,
         seed: args.seed,
-        augmentation: Augmentation { flip: args.flip, shift: size(args.shift) },
+        augmentation: Augmentation {
+            flip: args.flip,
+            shift: size(args.shift),
+        },
         normalization: args.data.normalization(network.picture[0])?,
         quantizing,
     };
@@ -341,12 +364,27 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
         log: args.log_every,
         stop_after: args.stop_after,
     };
-    let mut bar = Bar { bar: ProgressBar::hidden(), json: args.json, smooth: None };
-    let accuracy = run::run(&network, &data, configuration, &args.device.open(), &files, &mut bar)?;
+    let mut bar = Bar {
+        bar: ProgressBar::hidden(),
+        json: args.json,
+        smooth: None,
+    };
+    let accuracy = run::run(
+        &network,
+        &data,
+        configuration,
+        &args.device.open(),
+        &files,
+        &mut bar,
+    )?;
     bar.bar.finish_and_clear();
     if let Some(accuracy) = accuracy.filter(|_| !args.json) {
         let pictures = data.test.len();
-        print(&format!("{}: top-1 {:.2} % of {pictures} test pictures", args.output.display(), 100.0 * accuracy));
+        print(&format!(
+            "{}: top-1 {:.2} % of {pictures} test pictures",
+            args.output.display(),
+            100.0 * accuracy
+        ));
     }
     Ok(())
 }
@@ -374,10 +412,13 @@ impl Progress for Bar {
     fn step(&mut self, step: u64, m: &Measured) {
         let new = (f64::from(m.loss), m.correct as f64 / m.pictures.max(1) as f64);
         let mixed = |old: f64, new: f64| 0.95 * old + 0.05 * new;
-        let (loss, accuracy) = self.smooth.map_or(new, |old| (mixed(old.0, new.0), mixed(old.1, new.1)));
+        let (loss, accuracy) = self
+            .smooth
+            .map_or(new, |old| (mixed(old.0, new.0), mixed(old.1, new.1)));
         self.smooth = Some((loss, accuracy));
         self.bar.set_position(step);
-        self.bar.set_message(format!("loss {loss:.3}, accuracy {:.1} %", 100.0 * accuracy));
+        self.bar
+            .set_message(format!("loss {loss:.3}, accuracy {:.1} %", 100.0 * accuracy));
     }
 
     fn line(&mut self, line: &Value) {
@@ -406,9 +447,17 @@ fn evaluate(args: &EvaluateArgs) -> Result<()> {
         print(&text);
         return Ok(());
     }
-    print(&format!("top-1 {:.2} % of {} pictures", 100.0 * report.top1, report.pictures));
+    print(&format!(
+        "top-1 {:.2} % of {} pictures",
+        100.0 * report.top1,
+        report.pictures
+    ));
     if let Some(t) = report.trained {
-        print(&format!("trained network: top-1 {:.2} %, the same for {:.2} %", 100.0 * t.trained_top1, 100.0 * t.same_top1));
+        print(&format!(
+            "trained network: top-1 {:.2} %, the same for {:.2} %",
+            100.0 * t.trained_top1,
+            100.0 * t.same_top1
+        ));
         if let Some(steps) = t.most_steps {
             print(&format!("largest difference of logits: {steps:.1} steps"));
         }

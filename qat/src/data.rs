@@ -66,9 +66,17 @@ impl Data {
         let mut data = if let Some(csv) = csv::file(path) {
             let all = csv::read(&csv)?;
             let (train, test) = all.split();
-            Self { train, test, classes: Vec::new() }
+            Self {
+                train,
+                test,
+                classes: Vec::new(),
+            }
         } else if idx::is_set(path) {
-            Self { train: idx::read(path, "train")?, test: idx::read(path, "t10k")?, classes: Vec::new() }
+            Self {
+                train: idx::read(path, "train")?,
+                test: idx::read(path, "t10k")?,
+                classes: Vec::new(),
+            }
         } else if path.is_dir() {
             folder::read(path, size, fit)?
         } else {
@@ -76,7 +84,10 @@ impl Data {
             return Err(Error::data(path, what));
         };
         if data.classes.len() > classes {
-            let what = format!("has {} classes; the model has {classes} outputs", data.classes.len());
+            let what = format!(
+                "has {} classes; the model has {classes} outputs",
+                data.classes.len()
+            );
             return Err(Error::data(path, what));
         }
         for part in [&mut data.train, &mut data.test] {
@@ -85,7 +96,10 @@ impl Data {
             }
             let wrong = part.labels.iter().enumerate().find(|(_, l)| **l >= classes);
             if let Some((i, label)) = wrong {
-                let what = format!("picture {i} has label {label}; expected 0 to {}", classes.saturating_sub(1));
+                let what = format!(
+                    "picture {i} has label {label}; expected 0 to {}",
+                    classes.saturating_sub(1)
+                );
                 return Err(Error::data(path, what));
             }
             *part = std::mem::replace(part, Pictures::none(size)).padded(size, path)?;
@@ -105,7 +119,11 @@ impl Data {
 
 impl Pictures {
     fn none(size: [usize; 3]) -> Self {
-        Self { size, pixels: Vec::new(), labels: Vec::new() }
+        Self {
+            size,
+            pixels: Vec::new(),
+            labels: Vec::new(),
+        }
     }
 
     /// The number of pictures.
@@ -121,7 +139,8 @@ impl Pictures {
     /// Only the first `count` pictures.
     pub fn truncate(&mut self, count: usize) {
         self.labels.truncate(count);
-        self.pixels.truncate(count.saturating_mul(self.size.iter().product()));
+        self.pixels
+            .truncate(count.saturating_mul(self.size.iter().product()));
     }
 
     fn picture(&self, i: usize) -> &[u8] {
@@ -162,7 +181,11 @@ impl Pictures {
                 }
             }
         }
-        Ok(Self { size, pixels, labels: self.labels })
+        Ok(Self {
+            size,
+            pixels,
+            labels: self.labels,
+        })
     }
 
     /// The numbers of pictures, `[pictures, channels, height, width]`, and their labels. `random` is
@@ -201,7 +224,10 @@ impl Pictures {
 impl Normalization {
     /// Values from 0 to 1.
     pub fn none(channels: usize) -> Self {
-        Self { mean: vec![0.0; channels], deviation: vec![1.0; channels] }
+        Self {
+            mean: vec![0.0; channels],
+            deviation: vec![1.0; channels],
+        }
     }
 
     /// The number for each value of a channel.
@@ -232,7 +258,11 @@ impl Change {
             isize::try_from(drawn).unwrap_or(0) - isize::try_from(a.shift).unwrap_or(0)
         };
         let (down, right) = (shift(), shift());
-        Self { flip: a.flip && random.next_u64() >> 63 == 1, down, right }
+        Self {
+            flip: a.flip && random.next_u64() >> 63 == 1,
+            down,
+            right,
+        }
     }
 
     /// The element that comes to a place; `None` for none.
@@ -265,8 +295,16 @@ fn bytes(path: &Path) -> Result<Vec<u8>> {
     let file = BufReader::new(File::open(path).map_err(failed)?);
     let mut out = Vec::new();
     let packed = path.extension().is_some_and(|e| e == "gz");
-    let mut source: Box<dyn Read> = if packed { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
-    source.by_ref().take(LARGEST + 1).read_to_end(&mut out).map_err(failed)?;
+    let mut source: Box<dyn Read> = if packed {
+        Box::new(GzDecoder::new(file))
+    } else {
+        Box::new(file)
+    };
+    source
+        .by_ref()
+        .take(LARGEST + 1)
+        .read_to_end(&mut out)
+        .map_err(failed)?;
     if out.len() as u64 > LARGEST {
         return Err(Error::data(path, format!("has more than {LARGEST} bytes")));
     }

@@ -49,22 +49,35 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A file operation that failed.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_owned(), source }
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// Pictures or labels that are not usable.
     pub fn data(path: &Path, what: impl Into<String>) -> Self {
-        Self::Data { path: path.to_owned(), what: what.into() }
+        Self::Data {
+            path: path.to_owned(),
+            what: what.into(),
+        }
     }
 
     /// A model that training cannot use.
     pub fn model(path: &Path, what: impl Into<String>) -> Self {
-        Self::Model { path: path.to_owned(), what: what.into() }
+        Self::Model {
+            path: path.to_owned(),
+            what: what.into(),
+        }
     }
 
     /// An option with an unusable value.
     pub fn option(name: &'static str, what: impl Into<String>) -> Self {
-        Self::Option { name, what: what.into() }
+        Self::Option {
+            name,
+            what: what.into(),
+        }
     }
 
     /// True if the command line has to change.

@@ -11,8 +11,8 @@ use burn::tensor::Device;
 use serde::Serialize;
 use std::path::Path;
 use transformer_lite::unstable::cancel::Cancel;
-use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::quant::fixed::Arithmetic;
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::HostTensor;
@@ -69,12 +69,18 @@ pub fn sizes(path: &Path) -> Result<([usize; 3], usize)> {
     derive(&mut graph)?;
     let fixed = |v: Option<&transformer_lite::unstable::graph::ValueId>| -> Option<Vec<usize>> {
         let sizes = graph.value(*v?).fact.as_ref()?.shape.0.get(1..)?;
-        sizes.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect()
+        sizes
+            .iter()
+            .map(|d| usize::try_from(d.as_const()?).ok())
+            .collect()
     };
     let (input, output) = (fixed(graph.inputs().first()), fixed(graph.outputs().first()));
     match (input.as_deref(), output) {
         (Some([c, h, w]), Some(classes)) => Ok(([*c, *h, *w], classes.iter().product())),
-        _ => Err(Error::model(path, "does not map pictures of a fixed size to scores of classes")),
+        _ => Err(Error::model(
+            path,
+            "does not map pictures of a fixed size to scores of classes",
+        )),
     }
 }
 
@@ -105,9 +111,16 @@ pub fn outputs(
         Place::Reference => None,
     };
     let mut runner = Runner::load(path, opened, &options)?;
-    let input = runner.inputs().next().map(|(name, fact)| (name.to_owned(), fact.clone()));
+    let input = runner
+        .inputs()
+        .next()
+        .map(|(name, fact)| (name.to_owned(), fact.clone()));
     let (name, fact) = input.ok_or_else(|| Error::model(path, "has no input"))?;
-    let fixed = fact.shape.0.first().and_then(|d| usize::try_from(d.as_const()?).ok());
+    let fixed = fact
+        .shape
+        .0
+        .first()
+        .and_then(|d| usize::try_from(d.as_const()?).ok());
     let batch = fixed.unwrap_or(BATCH).max(1);
     let indices: Vec<usize> = (0..pictures.len()).collect();
     let mut all = Vec::new();
@@ -154,16 +167,25 @@ fn agreement(folder: &Path, pictures: &Pictures, found: &[f32]) -> Result<Agreem
     let device = Device::flex();
     let (state, configuration) = State::load(&folder.join(CHECKPOINT), &network, None, &device)?;
     let quantizing = configuration.quantizing.as_ref();
-    let quantizing = quantizing.ok_or_else(|| Error::option("--trained", "the run was not quantization-aware"))?;
+    let quantizing =
+        quantizing.ok_or_else(|| Error::option("--trained", "the run was not quantization-aware"))?;
     let integers = Integers::of(&network, &state, quantizing)?;
     let expected = logits(&network, &integers.pass(), pictures, &configuration, &device)?;
     if expected.len() != found.len() {
         let what = format!("expected {} outputs, found {}", expected.len(), found.len());
         return Err(Error::option("--trained", what));
     }
-    let rows = || expected.chunks_exact(network.classes).zip(found.chunks_exact(network.classes));
+    let rows = || {
+        expected
+            .chunks_exact(network.classes)
+            .zip(found.chunks_exact(network.classes))
+    };
     let same = rows().filter(|(a, b)| largest(a) == largest(b)).count();
-    let most = expected.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let most = expected
+        .iter()
+        .zip(found)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
     Ok(Agreement {
         same_top1: same as f64 / pictures.len().max(1) as f64,
         most_steps: integers.step_of_logits(&network).map(|s| most / s),

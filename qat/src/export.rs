@@ -34,11 +34,20 @@ impl Integers {
         };
         for (grid, range) in made.grids.iter().zip(&network.model.placement.ranges) {
             let Some(grid) = grid else {
-                let name = range.values.first().map(|v| network.model.graph.value(*v).name.clone());
-                let what = format!("\"{}\" has no range; train for at least one step", name.unwrap_or_default());
+                let name = range
+                    .values
+                    .first()
+                    .map(|v| network.model.graph.value(*v).name.clone());
+                let what = format!(
+                    "\"{}\" has no range; train for at least one step",
+                    name.unwrap_or_default()
+                );
                 return Err(Error::model(&network.model.path, what));
             };
-            made.ranges.push(TrainedRange { affine: grid.affine(), most: grid.most });
+            made.ranges.push(TrainedRange {
+                affine: grid.affine(),
+                most: grid.most,
+            });
         }
         made.products = network.products(&made.pass())?;
         Ok(made)

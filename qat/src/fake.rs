@@ -86,12 +86,20 @@ impl Grid {
     /// A grid with this scale and zero point.
     pub fn with(affine: Affine, bits: Bits) -> Self {
         let [least, most] = bits.activations();
-        Self { scale: affine.scale, zero: affine.zero, least, most }
+        Self {
+            scale: affine.scale,
+            zero: affine.zero,
+            least,
+            most,
+        }
     }
 
     /// Scale and zero point.
     pub fn affine(self) -> Affine {
-        Affine { scale: self.scale, zero: self.zero }
+        Affine {
+            scale: self.scale,
+            zero: self.zero,
+        }
     }
 
     /// The nearest numbers on the grid, half to even as in `QuantizeLinear`. The gradient is 1 where
@@ -149,7 +157,10 @@ impl Range {
         let mixed = |old: f32, new: f32| decay * old + (1.0 - decay) * new;
         match old {
             None => Self { low, high },
-            Some(old) => Self { low: mixed(old.low, low), high: mixed(old.high, high) },
+            Some(old) => Self {
+                low: mixed(old.low, low),
+                high: mixed(old.high, high),
+            },
         }
     }
 }

@@ -13,7 +13,11 @@ fn main() -> ExitCode {
         Err(e) => {
             // With standard error closed, the exit code has to do.
             let _closed = writeln!(std::io::stderr(), "error: {}", cli::message(&e));
-            if e.is_usage() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if e.is_usage() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

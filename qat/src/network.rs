@@ -74,9 +74,18 @@ struct ProductStep {
 #[derive(Clone, Debug)]
 enum Step {
     Product(Box<ProductStep>),
-    Norm { norm: Norm, x: ValueId, out: ValueId },
+    Norm {
+        norm: Norm,
+        x: ValueId,
+        out: ValueId,
+    },
     /// `quantized`: it reads quantized operands.
-    Function { function: Function, inputs: Vec<ValueId>, out: ValueId, quantized: bool },
+    Function {
+        function: Function,
+        inputs: Vec<ValueId>,
+        out: ValueId,
+        quantized: bool,
+    },
 }
 
 /// Which statistics normalization uses.
@@ -173,7 +182,10 @@ impl Builder<'_> {
             .filter(|t| t.dtype() == DType::F32)
             .and_then(|t| padded(t.shape()));
         let Some(shape) = shape else {
-            let what = format!("\"{}\" is not a constant of f32 with up to {RANK} axes", value.name);
+            let what = format!(
+                "\"{}\" is not a constant of f32 with up to {RANK} axes",
+                value.name
+            );
             return Err(self.refused(node, what));
         };
         let name = value.name.clone();
@@ -197,17 +209,34 @@ impl Builder<'_> {
             return Err(self.refused(node, "it is not a batch normalization"));
         };
         let [scale, bias, mean, variance] = all;
-        Ok(Norm { scale, bias, mean, variance, epsilon: *epsilon })
+        Ok(Norm {
+            scale,
+            bias,
+            mean,
+            variance,
+            epsilon: *epsilon,
+        })
     }
 
     fn product(&mut self, index: usize, layer: &Layer, parts: &Product, w: Weights) -> Result<ProductStep> {
-        let all: Vec<&Node> = layer.nodes.iter().filter_map(|id| self.model.graph.node(*id)).collect();
+        let all: Vec<&Node> = layer
+            .nodes
+            .iter()
+            .filter_map(|id| self.model.graph.node(*id))
+            .collect();
         let missing = || Error::model(&self.model.path, "a layer without nodes");
         let first = *all.first().ok_or_else(missing)?;
         let x = first.inputs.first().copied().flatten().ok_or_else(missing)?;
         let function = Function::of(self.graph(), first).map_err(|r| self.refused(first, r))?;
         let (function, factors) = match function {
-            Function::Gemm(g) => (Function::Gemm(Gemm { alpha: 1.0, beta: 1.0, ..g }), [g.alpha, g.beta]),
+            Function::Gemm(g) => (
+                Function::Gemm(Gemm {
+                    alpha: 1.0,
+                    beta: 1.0,
+                    ..g
+                }),
+                [g.alpha, g.beta],
+            ),
             other => (other, [1.0; 2]),
         };
         let shape = |v: ValueId| self.model.graph.value(v).fact.as_ref().map(|f| f.shape.rank());
@@ -261,12 +290,19 @@ impl Network {
     /// not map pictures to a number for each class.
     pub fn open(path: &Path) -> Result<Self> {
         let model = FloatModel::open(path, &HashSet::new())?;
-        let mut builder = Builder { model: &model, parameters: Vec::new(), index: HashMap::new() };
+        let mut builder = Builder {
+            model: &model,
+            parameters: Vec::new(),
+            index: HashMap::new(),
+        };
         let steps = steps(&mut builder)?;
         let parameters = builder.parameters;
         let graph = &model.graph;
         let [input] = graph.inputs() else {
-            let what = format!("has {} inputs; only models with one can be trained", graph.inputs().len());
+            let what = format!(
+                "has {} inputs; only models with one can be trained",
+                graph.inputs().len()
+            );
             return Err(Error::model(&model.path, what));
         };
         let (batch, picture) = picture(&model, *input)?;
@@ -298,9 +334,15 @@ impl Network {
             let fact = graph.find(&p.name).and_then(|v| graph.value(v).fact.as_ref());
             let values = fact.and_then(|f| f.as_const()).and_then(|t| t.to_f32().ok());
             let Some(values) = values else {
-                return Err(Error::model(&self.model.path, format!("\"{}\" is not constant", p.name)));
+                return Err(Error::model(
+                    &self.model.path,
+                    format!("\"{}\" is not constant", p.name),
+                ));
             };
-            all.push(Tensor::from_data(TensorData::new(values.into_owned(), p.shape), device));
+            all.push(Tensor::from_data(
+                TensorData::new(values.into_owned(), p.shape),
+                device,
+            ));
         }
         Ok(all)
     }
@@ -316,7 +358,9 @@ impl Network {
         match fact.shape.0.first().and_then(|d| d.as_const()) {
             Some(n) if usize::try_from(n) != Ok(size) => Err(Error::option(
                 "--batch",
-                format!("the model has a fixed batch size of {n}, found {size}; export it with a dynamic batch axis"),
+                format!(
+                    "the model has a fixed batch size of {n}, found {size}; export it with a dynamic batch axis"
+                ),
             )),
             _ => Ok(()),
         }
@@ -346,7 +390,13 @@ impl Network {
             quantized: HashMap::new(),
             forward: (Vec::new(), Vec::new()),
         };
-        run.store(self.input, Value { tensor: x, rank: RANK });
+        run.store(
+            self.input,
+            Value {
+                tensor: x,
+                rank: RANK,
+            },
+        );
         for (step, done) in self.steps.iter().zip(&self.done) {
             run.step(step)?;
             for v in done {
@@ -356,7 +406,11 @@ impl Network {
         }
         let logits = run.value(self.logits)?.tensor.reshape([pictures, self.classes]);
         let (statistics, extremes) = run.forward;
-        Ok(Forward { logits, statistics, extremes })
+        Ok(Forward {
+            logits,
+            statistics,
+            extremes,
+        })
     }
 
     /// For each layer of the placement, its product with everything folded in, as quantized by a
@@ -445,7 +499,11 @@ impl ProductStep {
         for (i, at) in self.biases.iter().enumerate() {
             let b = along(parameters[*at].clone(), RANK - 1);
             let [_, factor] = self.factors;
-            let b = if i == 0 && factor != 1.0 { b.mul_scalar(factor) } else { b };
+            let b = if i == 0 && factor != 1.0 {
+                b.mul_scalar(factor)
+            } else {
+                b
+            };
             sum = Some(match sum {
                 Some(sum) => sum + b,
                 None => b,
@@ -465,7 +523,10 @@ impl ProductStep {
                 [1, 1, 1, 1] => b.repeat_dim(RANK - 1, channels),
                 _ => b,
             };
-            return Folded { bias: bias.map(whole), weights };
+            return Folded {
+                bias: bias.map(whole),
+                weights,
+            };
         };
         let factor = norm.factor();
         let centered = match bias {
@@ -541,13 +602,30 @@ impl Run<'_> {
     fn constant(&self, v: ValueId) -> Result<Value> {
         let network = self.network;
         let value = network.model.graph.value(v);
-        let missing = || Error::model(&network.model.path, format!("value \"{}\" is missing", value.name));
-        let tensor = value.fact.as_ref().and_then(|f| f.as_const()).ok_or_else(missing)?;
+        let missing = || {
+            Error::model(
+                &network.model.path,
+                format!("value \"{}\" is missing", value.name),
+            )
+        };
+        let tensor = value
+            .fact
+            .as_ref()
+            .and_then(|f| f.as_const())
+            .ok_or_else(missing)?;
         let numbers = tensor.to_f32().map_err(|_| missing())?.into_owned();
         let shape = padded(tensor.shape()).ok_or_else(missing)?;
-        let device = self.pass.parameters.first().map(Tensor::device).unwrap_or_default();
+        let device = self
+            .pass
+            .parameters
+            .first()
+            .map(Tensor::device)
+            .unwrap_or_default();
         let tensor4 = Tensor::from_data(TensorData::new(numbers, shape), &device);
-        Ok(Value { tensor: tensor4, rank: tensor.shape().len() })
+        Ok(Value {
+            tensor: tensor4,
+            rank: tensor.shape().len(),
+        })
     }
 
     /// The operand of a node, quantized if the node's layer reads it so.
@@ -569,13 +647,17 @@ impl Run<'_> {
     /// How the range of a value is quantized.
     fn grid(&self, v: ValueId) -> Option<Grid> {
         let range = self.network.model.placement.range_of(v)?;
-        self.pass.quantization.and_then(|q| q.grids.get(range).copied().flatten())
+        self.pass
+            .quantization
+            .and_then(|q| q.grids.get(range).copied().flatten())
     }
 
     /// Observes and quantizes a value that was computed, and keeps it.
     fn store(&mut self, v: ValueId, mut value: Value) {
         let placement = &self.network.model.placement;
-        let range = placement.range_of(v).and_then(|r| Some((r, placement.ranges.get(r)?)));
+        let range = placement
+            .range_of(v)
+            .and_then(|r| Some((r, placement.ranges.get(r)?)));
         let Some((r, _)) = range.filter(|(_, range)| range.sources.contains(&v)) else {
             self.values.insert(v, value);
             return;
@@ -586,7 +668,10 @@ impl Run<'_> {
         }
         if let Some(grid) = self.grid(v) {
             let tensor = grid.fake(value.tensor.clone());
-            let quantized = Value { tensor, rank: value.rank };
+            let quantized = Value {
+                tensor,
+                rank: value.rank,
+            };
             if placement.is_computed(v) {
                 value = quantized;
             } else {
@@ -606,7 +691,12 @@ impl Run<'_> {
                 self.store(*out, Value { tensor, rank: x.rank });
                 Ok(())
             }
-            Step::Function { function, inputs, out, quantized } => {
+            Step::Function {
+                function,
+                inputs,
+                out,
+                quantized,
+            } => {
                 let inputs = inputs.iter().map(|v| self.operand(*v, *quantized));
                 let inputs: Vec<Value> = inputs.collect::<Result<_>>()?;
                 let (shape, rank) = self.network.shape(*out, self.pictures)?;
@@ -644,7 +734,8 @@ impl Run<'_> {
         let (shape, rank) = self.network.shape(p.raw, self.pictures)?;
         let operands = [x, w].map(|tensor| Value { tensor, rank: RANK });
         let made = p.function.apply(&operands, shape, rank);
-        made.map(|v| v.tensor).map_err(|r| Error::model(&self.network.model.path, r))
+        made.map(|v| v.tensor)
+            .map_err(|r| Error::model(&self.network.model.path, r))
     }
 
     /// The product with bias, before normalization, in floats.
@@ -664,7 +755,12 @@ impl Run<'_> {
         })
     }
 
-    fn quantized_product(&mut self, p: &ProductStep, x: Tensor<4>, q: &Quantization<'_>) -> Result<Tensor<4>> {
+    fn quantized_product(
+        &mut self,
+        p: &ProductStep,
+        x: Tensor<4>,
+        q: &Quantization<'_>,
+    ) -> Result<Tensor<4>> {
         let parameters = self.pass.parameters;
         let folded = p.folded(parameters);
         let scales = self.network.scales(p, &folded, q);
@@ -689,7 +785,11 @@ impl Run<'_> {
             Some(b) => b - mean.clone(),
             None => mean.clone().neg(),
         };
-        let batch = NormTensors { mean, variance, ..norm.get(parameters) };
+        let batch = NormTensors {
+            mean,
+            variance,
+            ..norm.get(parameters)
+        };
         let ratio = averages.deviation() / batch.deviation();
         let shift = batch.bias.clone() + centered * batch.factor();
         Ok(y * along(ratio, p.channels) + along(shift, p.channels))
@@ -728,21 +828,31 @@ fn steps(builder: &mut Builder<'_>) -> Result<Vec<Step>> {
     let graph = &model.graph;
     let layers = || model.placement.layers.iter().enumerate();
     // The layer that begins with a node, and all nodes in layers.
-    let first: HashMap<NodeId, (usize, &Layer)> =
-        layers().filter_map(|(i, l)| Some((*l.nodes.first()?, (i, l)))).collect();
+    let first: HashMap<NodeId, (usize, &Layer)> = layers()
+        .filter_map(|(i, l)| Some((*l.nodes.first()?, (i, l))))
+        .collect();
     let inside: HashSet<NodeId> = layers().flat_map(|(_, l)| l.nodes.iter().copied()).collect();
     let mut joined: HashSet<NodeId> = HashSet::new();
     let mut steps = Vec::new();
     for id in graph.order()? {
-        let Some(node) = graph.node(id).filter(|n| is_computed(graph, n)) else { continue };
+        let Some(node) = graph.node(id).filter(|n| is_computed(graph, n)) else {
+            continue;
+        };
         if joined.contains(&id) {
             continue;
         }
         if let Some((index, layer)) = first.get(&id)
-            && let LayerKind::Product(parts @ Product { weights: Some(weights), .. }) = &layer.kind
+            && let LayerKind::Product(
+                parts @ Product {
+                    weights: Some(weights),
+                    ..
+                },
+            ) = &layer.kind
         {
             joined.extend(&layer.nodes);
-            steps.push(Step::Product(Box::new(builder.product(*index, layer, parts, *weights)?)));
+            steps.push(Step::Product(Box::new(
+                builder.product(*index, layer, parts, *weights)?,
+            )));
             continue;
         }
         let out = node.outputs.first().copied();
@@ -757,7 +867,12 @@ fn steps(builder: &mut Builder<'_>) -> Result<Vec<Step>> {
         let function = Function::of(graph, node).map_err(|r| builder.refused(node, r))?;
         let inputs = node.inputs.iter().flatten().copied().collect();
         let quantized = inside.contains(&id);
-        steps.push(Step::Function { function, inputs, out, quantized });
+        steps.push(Step::Function {
+            function,
+            inputs,
+            out,
+            quantized,
+        });
     }
     Ok(steps)
 }
@@ -771,7 +886,13 @@ fn is_computed(graph: &Graph, node: &Node) -> bool {
 /// The symbol of the batch size, and channels, height and width of the pictures.
 fn picture(model: &FloatModel, input: ValueId) -> Result<(Option<Symbol>, [usize; 3])> {
     let fact = model.graph.fact(input)?;
-    let size = |i: usize| fact.shape.0.get(i)?.as_const().and_then(|n| usize::try_from(n).ok());
+    let size = |i: usize| {
+        fact.shape
+            .0
+            .get(i)?
+            .as_const()
+            .and_then(|n| usize::try_from(n).ok())
+    };
     let sizes = (fact.shape.rank() == RANK && fact.dtype == DType::F32).then(|| [size(1), size(2), size(3)]);
     let Some([Some(channels), Some(height), Some(width)]) = sizes else {
         let what = format!(
@@ -788,11 +909,18 @@ fn picture(model: &FloatModel, input: ValueId) -> Result<(Option<Symbol>, [usize
 fn scores(model: &FloatModel) -> Result<(ValueId, usize)> {
     let graph = &model.graph;
     let [output] = graph.outputs() else {
-        let what = format!("has {} outputs; only models with one can be trained", graph.outputs().len());
+        let what = format!(
+            "has {} outputs; only models with one can be trained",
+            graph.outputs().len()
+        );
         return Err(Error::model(&model.path, what));
     };
-    let softmax = graph.producer(*output).filter(|(_, n)| n.op.downcast::<Softmax>().is_some());
-    let logits = softmax.and_then(|(_, n)| n.inputs.first().copied().flatten()).unwrap_or(*output);
+    let softmax = graph
+        .producer(*output)
+        .filter(|(_, n)| n.op.downcast::<Softmax>().is_some());
+    let logits = softmax
+        .and_then(|(_, n)| n.inputs.first().copied().flatten())
+        .unwrap_or(*output);
     let fact = graph.fact(logits)?;
     let sizes = fact.shape.0.get(1..).unwrap_or_default().iter();
     let sizes: Option<Vec<usize>> = sizes.map(|d| usize::try_from(d.as_const()?).ok()).collect();

@@ -153,7 +153,11 @@ impl Function {
             };
         }
         if let Some(reduce) = op.downcast::<Reduce>() {
-            let axes = reduce.axes.clone().or_else(|| ints(graph, node, 1)).unwrap_or_default();
+            let axes = reduce
+                .axes
+                .clone()
+                .or_else(|| ints(graph, node, 1))
+                .unwrap_or_default();
             let whole = axes.is_empty() && !reduce.noop_without_axes;
             return match (reduce.kind, rank(graph, node, 0)) {
                 (ReduceKind::Mean, Some(rank)) if whole => Ok(Self::Mean((0i64..).take(rank).collect())),
@@ -166,7 +170,10 @@ impl Function {
         }
         if let Some(transpose) = op.downcast::<Transpose>() {
             let rank = rank(graph, node, 0).unwrap_or_default();
-            return transpose.axes(rank).map(Self::Transpose).map_err(|e| e.to_string());
+            return transpose
+                .axes(rank)
+                .map(Self::Transpose)
+                .map_err(|e| e.to_string());
         }
         if let Some(softmax) = op.downcast::<Softmax>() {
             return match softmax.flatten {
@@ -188,7 +195,9 @@ impl Function {
         let plain = first.tensor.clone();
         let tensor = match self {
             Self::Conv(conv) => convolution(conv, plain, second()?, x.get(2).map(|v| v.tensor.clone()))?,
-            Self::ConvTranspose(conv) => transposed(conv, plain, second()?, x.get(2).map(|v| v.tensor.clone())),
+            Self::ConvTranspose(conv) => {
+                transposed(conv, plain, second()?, x.get(2).map(|v| v.tensor.clone()))
+            }
             Self::Gemm(gemm) => {
                 let b = second()?;
                 let b = if gemm.trans_b { b.swap_dims(2, 3) } else { b };
@@ -226,7 +235,10 @@ impl Function {
                 }
                 plain.permute(order)
             }
-            Self::Softmax(a) => softmax(plain, first.axis(axis(*a, first.rank).map_err(|e| e.to_string())?)),
+            Self::Softmax(a) => softmax(
+                plain,
+                first.axis(axis(*a, first.rank).map_err(|e| e.to_string())?),
+            ),
             Self::Identity => plain,
         };
         Ok(Value { tensor, rank })
@@ -241,8 +253,11 @@ fn scaled(x: Tensor<4>, by: f32) -> Tensor<4> {
 fn axes(window: &Window, kernel: [usize; 2], x: &Tensor<4>) -> Result<[Axis; 2], Reason> {
     let [_, _, height, width] = x.dims();
     let kernel = kernel.map(|k| i64::try_from(k).unwrap_or(i64::MAX));
-    let axes = window.axes(&kernel, &[height, width]).map_err(|e| e.to_string())?;
-    axes.try_into().map_err(|_| "windows do not have two axes".to_owned())
+    let axes = window
+        .axes(&kernel, &[height, width])
+        .map_err(|e| e.to_string())?;
+    axes.try_into()
+        .map_err(|_| "windows do not have two axes".to_owned())
 }
 
 /// The bias of a convolution, `[1, 1, 1, channels]`, as its result is laid out.
@@ -251,7 +266,12 @@ fn along_channels(bias: Tensor<4>) -> Tensor<4> {
     bias.reshape([1, count, 1, 1])
 }
 
-fn convolution(conv: &Conv, x: Tensor<4>, w: Tensor<4>, bias: Option<Tensor<4>>) -> Result<Tensor<4>, Reason> {
+fn convolution(
+    conv: &Conv,
+    x: Tensor<4>,
+    w: Tensor<4>,
+    bias: Option<Tensor<4>>,
+) -> Result<Tensor<4>, Reason> {
     let [_, _, height, width] = w.dims();
     let at = axes(&conv.window, [height, width], &x)?;
     let groups = usize::try_from(conv.group).map_err(|e| e.to_string())?;
@@ -296,8 +316,15 @@ fn transposed(conv: &ConvTranspose, x: Tensor<4>, w: Tensor<4>, bias: Option<Ten
 }
 
 fn pooled(pool: &Pool, x: Tensor<4>) -> Result<Tensor<4>, Reason> {
-    let kernel: Vec<usize> = pool.window.kernel.iter().filter_map(|k| usize::try_from(*k).ok()).collect();
-    let kernel: [usize; 2] = kernel.try_into().map_err(|_| "windows do not have two axes".to_owned())?;
+    let kernel: Vec<usize> = pool
+        .window
+        .kernel
+        .iter()
+        .filter_map(|k| usize::try_from(*k).ok())
+        .collect();
+    let kernel: [usize; 2] = kernel
+        .try_into()
+        .map_err(|_| "windows do not have two axes".to_owned())?;
     let at = axes(&pool.window, kernel, &x)?;
     let (stride, dilation) = (at.map(|a| a.stride), at.map(|a| a.dilation));
     let padding = at.map(|a| (a.before, a.after));
@@ -308,9 +335,24 @@ fn pooled(pool: &Pool, x: Tensor<4>) -> Result<Tensor<4>, Reason> {
         }
         PoolKind::Average { include_pad } => avg_pool2d(
             x,
-            AvgPoolOptions { kernel_size: kernel, stride, padding, count_include_pad: include_pad, ceil_mode },
+            AvgPoolOptions {
+                kernel_size: kernel,
+                stride,
+                padding,
+                count_include_pad: include_pad,
+                ceil_mode,
+            },
         ),
-        _ => max_pool2d(x, MaxPoolOptions { kernel_size: kernel, stride, padding, dilation, ceil_mode }),
+        _ => max_pool2d(
+            x,
+            MaxPoolOptions {
+                kernel_size: kernel,
+                stride,
+                padding,
+                dilation,
+                ceil_mode,
+            },
+        ),
     })
 }
 

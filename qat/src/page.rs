@@ -25,11 +25,26 @@ fn chart(page: &mut String, title: &str, curves: &[Curve]) {
     }
     let span = (top - least).max(1e-9);
     // Writing to a string does not fail.
-    let _ = write!(page, "<h2>{title}</h2><svg viewBox=\"-60 -10 {} {}\">", WIDTH + 80.0, HEIGHT + 40.0);
+    let _ = write!(
+        page,
+        "<h2>{title}</h2><svg viewBox=\"-60 -10 {} {}\">",
+        WIDTH + 80.0,
+        HEIGHT + 40.0
+    );
     for (name, points) in curves {
-        let place = |(x, y): &(f64, f64)| format!("{:.1},{:.1}", x / right * WIDTH, HEIGHT - (y - least) / span * HEIGHT);
+        let place = |(x, y): &(f64, f64)| {
+            format!(
+                "{:.1},{:.1}",
+                x / right * WIDTH,
+                HEIGHT - (y - least) / span * HEIGHT
+            )
+        };
         let path: Vec<String> = points.iter().map(place).collect();
-        let _ = write!(page, "<polyline class=\"{name}\" points=\"{}\"><title>{name}</title></polyline>", path.join(" "));
+        let _ = write!(
+            page,
+            "<polyline class=\"{name}\" points=\"{}\"><title>{name}</title></polyline>",
+            path.join(" ")
+        );
     }
     let _ = write!(
         page,
@@ -37,7 +52,10 @@ fn chart(page: &mut String, title: &str, curves: &[Curve]) {
          <text x=\"0\" y=\"{0}\">0</text><text x=\"{WIDTH}\" y=\"{0}\" text-anchor=\"end\">step {right}</text></svg>",
         HEIGHT + 20.0
     );
-    let names: Vec<String> = curves.iter().map(|c| format!("<span class=\"{0}\">{0}</span>", c.0)).collect();
+    let names: Vec<String> = curves
+        .iter()
+        .map(|c| format!("<span class=\"{0}\">{0}</span>", c.0))
+        .collect();
     let _ = write!(page, "<p>{}</p>", names.join(" "));
 }
 
@@ -49,7 +67,11 @@ pub fn page(lines: &[Value]) -> String {
         .test_accuracy{stroke:#c30;color:#c30}span{color:#06c}</style><h1>Training</h1>"
         .to_owned();
     chart(&mut page, "Loss", &[curve(lines, "loss")]);
-    chart(&mut page, "Accuracy", &[curve(lines, "accuracy"), curve(lines, "test_accuracy")]);
+    chart(
+        &mut page,
+        "Accuracy",
+        &[curve(lines, "accuracy"), curve(lines, "test_accuracy")],
+    );
     chart(&mut page, "Learning rate", &[curve(lines, "learning_rate")]);
     page.push_str("</html>\n");
     page
@@ -62,7 +84,11 @@ mod tests {
     #[test]
     fn curves_of_all_lines_are_drawn() {
         let line = |step: u64, loss: f64| serde_json::json!({"step": step, "loss": loss, "accuracy": 0.5});
-        let made = page(&[line(1, 2.0), line(2, 1.0), serde_json::json!({"step": 2, "test_accuracy": 0.9})]);
+        let made = page(&[
+            line(1, 2.0),
+            line(2, 1.0),
+            serde_json::json!({"step": 2, "test_accuracy": 0.9}),
+        ]);
         assert!(made.contains("0.0,") || made.contains("360.0,0.0"), "{made}");
         assert!(made.contains("points=\"360.0,0.0 720.0,240.0\""), "{made}");
         assert_eq!(made.matches("<svg").count(), 2, "no learning rates were given");

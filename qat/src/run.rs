@@ -54,7 +54,9 @@ pub struct Files {
 fn kept_lines(path: &Path, step: u64) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-    lines.filter(|l| l.get("step").and_then(Value::as_u64).is_some_and(|s| s <= step)).collect()
+    lines
+        .filter(|l| l.get("step").and_then(Value::as_u64).is_some_and(|s| s <= step))
+        .collect()
 }
 
 fn joined(lines: &[Value]) -> String {
@@ -119,7 +121,10 @@ pub fn run(
     let mut trainer = Trainer::new(network, data, configuration, state, device.clone())?;
     let mut lines = kept_lines(&metrics, trainer.state.step);
     write_whole(&metrics, |f| f.write_all(joined(&lines).as_bytes()))?;
-    let mut log = OpenOptions::new().append(true).open(&metrics).map_err(|e| Error::io("write", &metrics, e))?;
+    let mut log = OpenOptions::new()
+        .append(true)
+        .open(&metrics)
+        .map_err(|e| Error::io("write", &metrics, e))?;
     let (began, mut saved, mut means) = (Instant::now(), Instant::now(), Means::default());
     let (steps, each) = (trainer.steps(), trainer.steps_of_epoch());
     progress.begin(trainer.state.step, steps);
@@ -165,12 +170,17 @@ pub fn run(
         None => put(MODEL, &floats)?,
         Some(q) => {
             put(FLOAT, &floats)?;
-            put(MODEL, &Integers::of(network, &trainer.state, q)?.encode(network, steps)?)?;
+            put(
+                MODEL,
+                &Integers::of(network, &trainer.state, q)?.encode(network, steps)?,
+            )?;
         }
     }
     put(METRICS, joined(&lines).as_bytes())?;
     put(CURVES, page(&lines).as_bytes())?;
-    trainer.state.save(&folder.path().join(CHECKPOINT), network, &trainer.configuration)?;
+    trainer
+        .state
+        .save(&folder.path().join(CHECKPOINT), network, &trainer.configuration)?;
     folder.commit()?;
     Ok(Some(accuracy))
 }

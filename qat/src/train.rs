@@ -115,7 +115,11 @@ const NORM_DECAY: f64 = 0.9;
 pub fn checksum(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     parts.iter().for_each(|p| hash.update(p));
-    hash.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .take(8)
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 /// A seed for one of several random sequences.
@@ -137,23 +141,44 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self> {
         network.check_batch(configuration.batch)?;
         if configuration.batch > data.train.len() || configuration.batch == 0 {
-            let what = format!("expected 1 to the {} training pictures, found {}", data.train.len(), configuration.batch);
+            let what = format!(
+                "expected 1 to the {} training pictures, found {}",
+                data.train.len(),
+                configuration.batch
+            );
             return Err(Error::option("--batch", what));
         }
         let state = match state {
             Some(state) => state,
             None => {
                 let parameters = network.initial(&device)?;
-                let momenta = parameters.iter().map(|p| Tensor::zeros(p.dims(), &device)).collect();
-                State { step: 0, parameters, momenta, ranges: vec![None; network.model.placement.ranges.len()] }
+                let momenta = parameters
+                    .iter()
+                    .map(|p| Tensor::zeros(p.dims(), &device))
+                    .collect();
+                State {
+                    step: 0,
+                    parameters,
+                    momenta,
+                    ranges: vec![None; network.model.placement.ranges.len()],
+                }
             }
         };
-        Ok(Self { network, configuration, state, data, device, order: (u64::MAX, Vec::new()) })
+        Ok(Self {
+            network,
+            configuration,
+            state,
+            data,
+            device,
+            order: (u64::MAX, Vec::new()),
+        })
     }
 
     /// Steps of an epoch. The last pictures that do not fill a batch are left out.
     pub fn steps_of_epoch(&self) -> u64 {
-        u64::try_from(self.data.train.len() / self.configuration.batch).unwrap_or(1).max(1)
+        u64::try_from(self.data.train.len() / self.configuration.batch)
+            .unwrap_or(1)
+            .max(1)
     }
 
     /// Steps of the whole run.
@@ -190,14 +215,18 @@ impl<'a> Trainer<'a> {
         let start = usize::try_from(within).unwrap_or(0) * c.batch;
         let indices = self.order.1.get(start..start + c.batch).unwrap_or_default();
         let mut random = SplitMix64::new(seed(c.seed, 2, self.state.step));
-        self.data.train.batch(indices, &c.normalization, Some((c.augmentation, &mut random)))
+        self.data
+            .train
+            .batch(indices, &c.normalization, Some((c.augmentation, &mut random)))
     }
 
     /// The grid of each range: all, or only those whose activations are quantized by now.
     fn grids(&self, all: bool) -> Result<Vec<Option<Grid>>> {
         let ranges = self.network.model.placement.ranges.len();
         match &self.configuration.quantizing {
-            Some(q) if all || self.share() >= q.delay => grids(self.network, &self.state.ranges, q.activations),
+            Some(q) if all || self.share() >= q.delay => {
+                grids(self.network, &self.state.ranges, q.activations)
+            }
             _ => Ok(vec![None; ranges]),
         }
     }
@@ -218,7 +247,12 @@ impl<'a> Trainer<'a> {
         let (numbers_in, labels) = self.batch();
         let grids = self.grids(false)?;
         let network = self.network;
-        let size = [labels.len(), network.picture[0], network.picture[1], network.picture[2]];
+        let size = [
+            labels.len(),
+            network.picture[0],
+            network.picture[1],
+            network.picture[2],
+        ];
         let x = Tensor::<4>::from_data(TensorData::new(numbers_in, size), &self.device);
         let trained = |p: &crate::network::Parameter| p.role != Role::Statistic;
         let leaves: Vec<Tensor<4>> = network
@@ -227,7 +261,11 @@ impl<'a> Trainer<'a> {
             .zip(&self.state.parameters)
             .map(|(p, t)| {
                 let t = t.clone();
-                if trained(p) { t.autodiff().require_grad() } else { t }
+                if trained(p) {
+                    t.autodiff().require_grad()
+                } else {
+                    t
+                }
             })
             .collect();
         let quantizing = self.configuration.quantizing.as_ref();
@@ -247,8 +285,12 @@ impl<'a> Trainer<'a> {
         let rate = self.learning_rate();
         let (momentum, decay) = (self.configuration.momentum, self.configuration.weight_decay);
         for (i, (p, leaf)) in network.parameters.iter().zip(&leaves).enumerate() {
-            let Some(gradient) = leaf.grad_remove(&mut gradients) else { continue };
-            let (Some(value), Some(moment)) = (self.state.parameters.get_mut(i), self.state.momenta.get_mut(i)) else {
+            let Some(gradient) = leaf.grad_remove(&mut gradients) else {
+                continue;
+            };
+            let (Some(value), Some(moment)) =
+                (self.state.parameters.get_mut(i), self.state.momenta.get_mut(i))
+            else {
                 continue;
             };
             let gradient = match p.role {
@@ -266,7 +308,12 @@ impl<'a> Trainer<'a> {
         // One transfer from the device for all numbers of the step.
         let mut read: Vec<Tensor<1>> = vec![loss.inner(), correct.inner()];
         let ranges: Vec<usize> = forward.extremes.iter().map(|(r, _)| *r).collect();
-        read.extend(forward.extremes.into_iter().flat_map(|(_, ends)| ends.map(Tensor::inner)));
+        read.extend(
+            forward
+                .extremes
+                .into_iter()
+                .flat_map(|(_, ends)| ends.map(Tensor::inner)),
+        );
         let read = numbers(Tensor::cat(read, 0));
         self.state.step += 1;
         let [loss, correct, ends @ ..] = read.as_slice() else {
@@ -276,18 +323,32 @@ impl<'a> Trainer<'a> {
         if !loss.is_finite() {
             return Err(self.not_finite("the loss", *loss));
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the batch size")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at most the batch size"
+        )]
         let correct = *correct as usize;
-        Ok(Measured { loss: *loss, correct, pictures: labels.len() })
+        Ok(Measured {
+            loss: *loss,
+            correct,
+            pictures: labels.len(),
+        })
     }
 
     fn not_finite(&self, what: &str, found: f32) -> Error {
-        Error::NotFinite { step: self.state.step, what: what.to_owned(), found }
+        Error::NotFinite {
+            step: self.state.step,
+            what: what.to_owned(),
+            found,
+        }
     }
 
     /// Averages ranges with the extremes of a batch; a range can have several sources.
     fn observe(&mut self, ranges: &[usize], ends: &[f32]) -> Result<()> {
-        let Some(q) = &self.configuration.quantizing else { return Ok(()) };
+        let Some(q) = &self.configuration.quantizing else {
+            return Ok(());
+        };
         let decay = q.decay;
         let mut batch: Vec<Option<(f32, f32)>> = vec![None; self.state.ranges.len()];
         for (r, pair) in ranges.iter().zip(ends.chunks_exact(2)) {
@@ -315,7 +376,11 @@ impl<'a> Trainer<'a> {
         Pass {
             parameters: &self.state.parameters,
             statistics: Statistics::Frozen,
-            quantization: q.map(|q| Quantization { weights: q.weights, per_tensor: q.per_tensor, grids }),
+            quantization: q.map(|q| Quantization {
+                weights: q.weights,
+                per_tensor: q.per_tensor,
+                grids,
+            }),
             observe: false,
         }
     }
@@ -324,7 +389,13 @@ impl<'a> Trainer<'a> {
     pub fn accuracy(&self) -> Result<f64> {
         let grids = self.grids(true)?;
         let pass = self.evaluated(&grids);
-        let logits = logits(self.network, &pass, &self.data.test, &self.configuration, &self.device)?;
+        let logits = logits(
+            self.network,
+            &pass,
+            &self.data.test,
+            &self.configuration,
+            &self.device,
+        )?;
         Ok(top1(&logits, self.network.classes, &self.data.test.labels))
     }
 
@@ -341,8 +412,15 @@ impl<'a> Trainer<'a> {
 
 /// The name of a value of a range.
 fn range_name(network: &Network, range: usize) -> String {
-    let value = network.model.placement.ranges.get(range).and_then(|r| r.values.first());
-    value.map(|v| network.model.graph.value(*v).name.clone()).unwrap_or_default()
+    let value = network
+        .model
+        .placement
+        .ranges
+        .get(range)
+        .and_then(|r| r.values.first());
+    value
+        .map(|v| network.model.graph.value(*v).name.clone())
+        .unwrap_or_default()
 }
 
 /// The grids of all ranges. Pictures, and results whose function fixes their range, have 8 bits.
@@ -353,11 +431,18 @@ pub fn grids(network: &Network, ranges: &[Option<Range>], bits: Bits) -> Result<
         if let Some(fixed) = placed.fixed {
             return Ok(Some(Grid::with(fixed, Bits::EIGHT)));
         }
-        let Some(range) = with_constants(network, &placed.sources, *range) else { return Ok(None) };
+        let Some(range) = with_constants(network, &placed.sources, *range) else {
+            return Ok(None);
+        };
         let input = placed.sources.iter().any(|v| network.model.graph.is_input(*v));
         let bits = if input { Bits::EIGHT } else { bits };
         Grid::of(range.low, range.high, bits).map(Some).ok_or_else(|| {
-            let what = format!("\"{}\" has no usable scale: {} to {}", range_name(network, i), range.low, range.high);
+            let what = format!(
+                "\"{}\" has no usable scale: {} to {}",
+                range_name(network, i),
+                range.low,
+                range.high
+            );
             Error::model(&network.model.path, what)
         })
     };
@@ -367,13 +452,20 @@ pub fn grids(network: &Network, ranges: &[Option<Range>], bits: Bits) -> Result<
 /// A range and the elements of the constants among its sources.
 fn with_constants(network: &Network, sources: &[ValueId], range: Option<Range>) -> Option<Range> {
     let graph = &network.model.graph;
-    let constants = sources.iter().filter_map(|v| graph.value(*v).fact.as_ref()?.as_const());
-    constants.filter_map(|t| t.to_f32().ok()).fold(range, |all, elements| {
-        elements.iter().fold(all, |all, v| match all {
-            None => Some(Range { low: *v, high: *v }),
-            Some(r) => Some(Range { low: r.low.min(*v), high: r.high.max(*v) }),
+    let constants = sources
+        .iter()
+        .filter_map(|v| graph.value(*v).fact.as_ref()?.as_const());
+    constants
+        .filter_map(|t| t.to_f32().ok())
+        .fold(range, |all, elements| {
+            elements.iter().fold(all, |all, v| match all {
+                None => Some(Range { low: *v, high: *v }),
+                Some(r) => Some(Range {
+                    low: r.low.min(*v),
+                    high: r.high.max(*v),
+                }),
+            })
         })
-    })
 }
 
 /// The mean cross entropy, and the number of rows whose largest logit is that of the label; each
@@ -407,7 +499,9 @@ pub fn logits(
     configuration: &Configuration,
     device: &Device,
 ) -> Result<Vec<f32>> {
-    let batch = network.check_batch(EVALUATED).map_or(configuration.batch, |()| EVALUATED);
+    let batch = network
+        .check_batch(EVALUATED)
+        .map_or(configuration.batch, |()| EVALUATED);
     let mut all = Vec::with_capacity(pictures.len() * network.classes);
     let indices: Vec<usize> = (0..pictures.len()).collect();
     for part in indices.chunks(batch) {
@@ -427,7 +521,10 @@ pub fn logits(
 
 /// The position of the largest element.
 pub fn largest(row: &[f32]) -> usize {
-    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    let best = row
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
     best.map_or(0, |(i, _)| i)
 }
 

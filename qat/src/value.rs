@@ -35,6 +35,9 @@ impl Value {
 
     /// The same elements in another shape.
     pub fn reshaped(self, shape: [usize; RANK], rank: usize) -> Self {
-        Self { tensor: self.tensor.reshape(shape), rank }
+        Self {
+            tensor: self.tensor.reshape(shape),
+            rank,
+        }
     }
 }

@@ -1,5 +1,4 @@
 //! Files and options that cannot be used are named before the first step.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 
@@ -38,7 +37,10 @@ fn a_class_without_pictures_is_named() {
 fn pictures_of_another_size_and_damaged_ones_are_named() {
     let folder = tempfile::tempdir().unwrap();
     for i in 0..6 {
-        picture(&folder.path().join(format!("cats/{i}.png")), if i == 4 { 9 } else { 8 });
+        picture(
+            &folder.path().join(format!("cats/{i}.png")),
+            if i == 4 { 9 } else { 8 },
+        );
     }
     let e = Data::load(folder.path(), SIZE, 1, Fit::Exact).unwrap_err();
     assert_has(&e, &["4.png", "9 x 9", "8 x 8", "--fit"]);
@@ -57,7 +59,10 @@ fn labels_and_classes_out_of_range_are_named() {
     assert_has(&e, &["bars.csv", "label 2", "expected 0 to 1"]);
     let e = Data::load(&csv, [1, 7, 7], 3, Fit::Exact).unwrap_err();
     assert_has(&e, &["1 x 8 x 8", "1 x 7 x 7"]);
-    assert_eq!(Data::load(&csv, [1, 12, 10], 3, Fit::Exact).unwrap().train.len(), 24);
+    assert_eq!(
+        Data::load(&csv, [1, 12, 10], 3, Fit::Exact).unwrap().train.len(),
+        24
+    );
     for class in ["a", "b", "c"] {
         picture(&folder.path().join("set").join(class).join("1.png"), 8);
     }
@@ -73,7 +78,11 @@ fn damaged_idx_files_are_named() {
     std::fs::write(&images, &bytes[..9]).unwrap();
     let read = || Data::load(folder.path(), [1, 1, 1], 2, Fit::Exact).unwrap_err();
     assert_has(&read(), &["train-labels-idx1-ubyte"]);
-    std::fs::write(folder.path().join("train-labels-idx1-ubyte"), [0, 0, 8, 1, 0, 0, 0, 1, 0]).unwrap();
+    std::fs::write(
+        folder.path().join("train-labels-idx1-ubyte"),
+        [0, 0, 8, 1, 0, 0, 0, 1, 0],
+    )
+    .unwrap();
     assert_has(&read(), &["train-images", "cut off"]);
     bytes.push(1);
     std::fs::write(&images, &bytes).unwrap();
@@ -91,12 +100,26 @@ fn a_node_that_cannot_be_trained_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let mut w = ModelWriter::without_data(Stage::Convert, folder.path(), "model.onnx", "g");
     w.opset("", 17);
-    w.add_input("x", DType::F32, &["batch".into(), 1.into(), 4.into(), 4.into()]).unwrap();
-    w.add_output("y", DType::F32, &["batch".into(), 1.into(), 2.into(), 2.into()]).unwrap();
-    w.add_constant("w", &HostTensor::from_f32(&[1, 1, 3, 3], &[1.0; 9]).unwrap()).unwrap();
-    for (op, name, inputs, output) in [("Conv", "conv", vec!["x", "w"], "h"), ("Sin", "wave", vec!["h"], "y")] {
+    w.add_input("x", DType::F32, &["batch".into(), 1.into(), 4.into(), 4.into()])
+        .unwrap();
+    w.add_output("y", DType::F32, &["batch".into(), 1.into(), 2.into(), 2.into()])
+        .unwrap();
+    w.add_constant("w", &HostTensor::from_f32(&[1, 1, 3, 3], &[1.0; 9]).unwrap())
+        .unwrap();
+    for (op, name, inputs, output) in [
+        ("Conv", "conv", vec!["x", "w"], "h"),
+        ("Sin", "wave", vec!["h"], "y"),
+    ] {
         let outputs = [output];
-        w.add_node(NodeSpec { domain: "", op, name, inputs: &inputs, outputs: &outputs, attributes: &[] }).unwrap();
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name,
+            inputs: &inputs,
+            outputs: &outputs,
+            attributes: &[],
+        })
+        .unwrap();
     }
     w.finish().unwrap();
     let e = Network::open(&folder.path().join("model.onnx")).unwrap_err();
@@ -112,18 +135,35 @@ fn checkpoints_that_are_cut_off_or_of_other_options_are_refused() {
     let mut c = configuration(&network, Some(quantizing()));
     let output = folder.path().join("out");
     let go = |c: &_, stop_after, restart| {
-        let files = support::Files { stop_after, restart, ..files(&output) };
-        run(&network, &data, Clone::clone(c), &Device::flex(), &files, &mut Silent)
+        let files = support::Files {
+            stop_after,
+            restart,
+            ..files(&output)
+        };
+        run(
+            &network,
+            &data,
+            Clone::clone(c),
+            &Device::flex(),
+            &files,
+            &mut Silent,
+        )
     };
     assert_eq!(go(&c, Some(2), false).unwrap(), None);
     c.seed = 8;
-    assert_has(&go(&c, Some(3), false).unwrap_err(), &["seed was 7 and is now 8", "--restart"]);
+    assert_has(
+        &go(&c, Some(3), false).unwrap_err(),
+        &["seed was 7 and is now 8", "--restart"],
+    );
     c.seed = 7;
     let path = folder.path().join(".train-out/checkpoint.safetensors");
     let whole = std::fs::read(&path).unwrap();
     for length in [0, 7, 100, whole.len() - 1] {
         std::fs::write(&path, &whole[..length]).unwrap();
-        assert_has(&go(&c, Some(3), false).unwrap_err(), &["checkpoint.safetensors", "damaged or cut off"]);
+        assert_has(
+            &go(&c, Some(3), false).unwrap_err(),
+            &["checkpoint.safetensors", "damaged or cut off"],
+        );
     }
     assert_eq!(go(&c, Some(3), true).unwrap(), None);
 }
@@ -135,7 +175,15 @@ fn batches_that_do_not_fit_are_refused() {
     let network = Network::open(&small(folder.path())).unwrap();
     let data = load(&csv, &network);
     let c = configuration(&network, None);
-    let e = run(&network, &data, c, &Device::flex(), &files(&folder.path().join("out")), &mut Silent).unwrap_err();
+    let e = run(
+        &network,
+        &data,
+        c,
+        &Device::flex(),
+        &files(&folder.path().join("out")),
+        &mut Silent,
+    )
+    .unwrap_err();
     assert_has(&e, &["--batch", "1 to the 8 training pictures", "found 16"]);
     assert_eq!(Network::open(&net()).unwrap().classes, 3);
 }

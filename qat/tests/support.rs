@@ -77,7 +77,10 @@ pub fn configuration(network: &Network, quantizing: Option<Quantizing>) -> Confi
         momentum: 0.9,
         weight_decay: 1e-4,
         seed: 7,
-        augmentation: Augmentation { flip: false, shift: 1 },
+        augmentation: Augmentation {
+            flip: false,
+            shift: 1,
+        },
         normalization: Normalization::none(network.picture[0]),
         quantizing,
     }

@@ -1,5 +1,4 @@
 //! Runs of training from end to end, on small networks and pictures.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 
@@ -21,11 +20,15 @@ fn trained(folder: &std::path::Path, quantizing: Quantizing) -> std::path::PathB
     let data = load(&data, &network);
     let (floats, ints) = (folder.join("floats"), folder.join("ints"));
     let c = configuration(&network, None);
-    let found = run(&network, &data, c, &Device::flex(), &files(&floats), &mut Silent).unwrap().unwrap();
+    let found = run(&network, &data, c, &Device::flex(), &files(&floats), &mut Silent)
+        .unwrap()
+        .unwrap();
     assert!(found > 0.9, "float accuracy {found}");
     let network = Network::open(&floats.join(MODEL)).unwrap();
     let c = configuration(&network, Some(quantizing));
-    let found = run(&network, &data, c, &Device::flex(), &files(&ints), &mut Silent).unwrap().unwrap();
+    let found = run(&network, &data, c, &Device::flex(), &files(&ints), &mut Silent)
+        .unwrap()
+        .unwrap();
     assert!(found > 0.9, "accuracy with quantization {found}");
     ints
 }
@@ -39,15 +42,35 @@ fn check(quantizing: Quantizing) {
     let made = Integers::of(&network, &state, &quantizing).unwrap();
     let exported = made.dequantized(&network).unwrap();
     let fake = network.fake_weights(&made.pass());
-    assert_eq!(exported.iter().flatten().count(), 10, "9 convolutions and a matmul");
+    assert_eq!(
+        exported.iter().flatten().count(),
+        10,
+        "9 convolutions and a matmul"
+    );
     for (e, f) in exported.iter().zip(&fake) {
-        let bits = |v: &Option<Vec<f32>>| v.iter().flatten().map(|x| (x + 0.0).to_bits()).collect::<Vec<u32>>();
+        let bits = |v: &Option<Vec<f32>>| {
+            v.iter()
+                .flatten()
+                .map(|x| (x + 0.0).to_bits())
+                .collect::<Vec<u32>>()
+        };
         assert!(bits(e) == bits(f), "exported and fake-quantized weights differ");
     }
     let mut data = load(&folder.path().join("bars.csv"), &network);
     data.test.truncate(48);
-    for (place, integer) in [(Place::Cpu, Integer::Float), (Place::Reference, Integer::Fixed), (Place::Cpu, Integer::Off)] {
-        let found = evaluate(&ints.join(MODEL), &data.test, &c.normalization, (place, integer), Some(&ints)).unwrap();
+    for (place, integer) in [
+        (Place::Cpu, Integer::Float),
+        (Place::Reference, Integer::Fixed),
+        (Place::Cpu, Integer::Off),
+    ] {
+        let found = evaluate(
+            &ints.join(MODEL),
+            &data.test,
+            &c.normalization,
+            (place, integer),
+            Some(&ints),
+        )
+        .unwrap();
         let agreement = found.trained.unwrap();
         assert!(agreement.same_top1 >= 0.995, "{integer:?}: {agreement:?}");
         assert!(agreement.most_steps.unwrap() <= 2.0, "{integer:?}: {agreement:?}");
@@ -81,7 +104,10 @@ fn an_interrupted_run_ends_with_the_same_bits() {
     let data = load(&data, &network);
     let c = configuration(&network, Some(quantizing()));
     let go = |name: &str, stop_after: Option<u64>| {
-        let files = support::Files { stop_after, ..files(&folder.path().join(name)) };
+        let files = support::Files {
+            stop_after,
+            ..files(&folder.path().join(name))
+        };
         run(&network, &data, c.clone(), &Device::flex(), &files, &mut Silent).unwrap()
     };
     assert!(go("whole", None).is_some());

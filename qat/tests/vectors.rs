@@ -1,5 +1,4 @@
 //! Comparisons with values that PyTorch computed; see `data/make.py`.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::Value;
@@ -11,16 +10,21 @@ use transformer_lite_qat::network::{Network, Pass, Role, Statistics, numbers};
 use transformer_lite_qat::train::cross_entropy;
 
 fn data(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name)
 }
 
 fn json(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(data(name)).unwrap()).unwrap()
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the file has the digits of f32")]
 fn floats(v: &Value) -> Vec<f32> {
-    v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    v.as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_f64().unwrap() as f32)
+        .collect()
 }
 
 fn tensor(values: Vec<f32>, shape: [usize; 4]) -> Tensor<4> {
@@ -30,7 +34,10 @@ fn tensor(values: Vec<f32>, shape: [usize; 4]) -> Tensor<4> {
 fn assert_near(found: &[f32], expected: &[f32], bound: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (f, e)) in found.iter().zip(expected).enumerate() {
-        assert!((f - e).abs() <= bound * e.abs().max(1.0), "{what}, element {i}: found {f}, expected {e}");
+        assert!(
+            (f - e).abs() <= bound * e.abs().max(1.0),
+            "{what}, element {i}: found {f}, expected {e}"
+        );
     }
 }
 
@@ -43,7 +50,11 @@ fn fake_quantization_and_its_gradient_equal_pytorchs() {
         let bits = Bits::try_from(u8::try_from(case["bits"].as_u64().unwrap()).unwrap()).unwrap();
         let values = floats(&case["x"]);
         let weights = case["kind"] == "weights";
-        let shape = if weights { [4, 3, 2, 2] } else { [1, 1, 1, values.len()] };
+        let shape = if weights {
+            [4, 3, 2, 2]
+        } else {
+            [1, 1, 1, values.len()]
+        };
         let x = tensor(values, shape).autodiff().require_grad();
         let y = if weights {
             let axis = case["axis"].as_u64().map(|a| usize::try_from(a).unwrap());
@@ -51,7 +62,6 @@ fn fake_quantization_and_its_gradient_equal_pytorchs() {
             assert_near(&numbers(scales.clone()), &floats(&case["scales"]), 1e-7, "scales");
             fake_weights(x.clone(), scales, bits)
         } else {
-            #[expect(clippy::cast_possible_truncation, reason = "the file has the digits of f32")]
             let scale = case["scale"].as_f64().unwrap() as f32;
             let zero = i32::try_from(case["zero"].as_i64().unwrap()).unwrap();
             Grid::with(Affine { scale, zero }, bits).fake(x.clone())
@@ -59,7 +69,12 @@ fn fake_quantization_and_its_gradient_equal_pytorchs() {
         assert_near(&numbers(y.clone().inner()), &floats(&case["y"]), 1e-6, "result");
         let weight = tensor(floats(&case["weight"]), shape);
         let gradients = (y * weight).sum().backward();
-        assert_near(&numbers(x.grad(&gradients).unwrap()), &floats(&case["gradient"]), 1e-6, "gradient");
+        assert_near(
+            &numbers(x.grad(&gradients).unwrap()),
+            &floats(&case["gradient"]),
+            1e-6,
+            "gradient",
+        );
     }
 }
 
@@ -74,13 +89,36 @@ fn a_training_step_of_a_network_has_pytorchs_gradients() {
         .unwrap()
         .into_iter()
         .zip(&network.parameters)
-        .map(|(t, p)| if p.role == Role::Statistic { t } else { t.autodiff().require_grad() })
+        .map(|(t, p)| {
+            if p.role == Role::Statistic {
+                t
+            } else {
+                t.autodiff().require_grad()
+            }
+        })
         .collect();
-    let pass = Pass { parameters: &parameters, statistics: Statistics::Batch, quantization: None, observe: false };
-    let made = network.forward(tensor(floats(&expected["x"]), [4, 2, 8, 8]), &pass).unwrap();
-    assert_near(&numbers(made.logits.clone().inner()), &floats(&expected["logits"]), 1e-5, "logits");
+    let pass = Pass {
+        parameters: &parameters,
+        statistics: Statistics::Batch,
+        quantization: None,
+        observe: false,
+    };
+    let made = network
+        .forward(tensor(floats(&expected["x"]), [4, 2, 8, 8]), &pass)
+        .unwrap();
+    assert_near(
+        &numbers(made.logits.clone().inner()),
+        &floats(&expected["logits"]),
+        1e-5,
+        "logits",
+    );
     let (loss, _) = cross_entropy(made.logits, &labels, 3);
-    assert_near(&numbers(loss.clone().inner()), &[expected["loss"].as_f64().unwrap() as f32], 1e-5, "loss");
+    assert_near(
+        &numbers(loss.clone().inner()),
+        &[expected["loss"].as_f64().unwrap() as f32],
+        1e-5,
+        "loss",
+    );
     let gradients = loss.backward();
     let found: HashMap<&str, Vec<f32>> = network
         .parameters

@@ -47,7 +47,11 @@ pub(super) fn read(folder: &Path, size: [usize; 3], fit: Fit) -> Result<Data> {
             let what = format!("has the classes {names:?}; {} has {classes:?}", train.display());
             return Err(Error::data(&test, what));
         }
-        return Ok(Data { train: train_set, test: test_set, classes });
+        return Ok(Data {
+            train: train_set,
+            test: test_set,
+            classes,
+        });
     }
     let (all, classes) = pictures(folder, size, fit)?;
     let (train, test) = all.split();
@@ -66,10 +70,19 @@ fn pictures(folder: &Path, size: [usize; 3], fit: Fit) -> Result<(Pictures, Vec<
             out.pixels.extend(decoded(&file, size, fit)?);
             out.labels.push(label);
         }
-        classes.push(class.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        classes.push(
+            class
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+        );
     }
     if classes.is_empty() {
-        return Err(Error::data(folder, "expected IDX files, a .csv file or a folder for each class"));
+        return Err(Error::data(
+            folder,
+            "expected IDX files, a .csv file or a folder for each class",
+        ));
     }
     Ok((out, classes))
 }
@@ -77,20 +90,30 @@ fn pictures(folder: &Path, size: [usize; 3], fit: Fit) -> Result<(Pictures, Vec<
 /// The values of a picture, channel after channel.
 fn decoded(path: &Path, size: [usize; 3], fit: Fit) -> Result<Vec<u8>> {
     let failed = |e| Error::io("read", path, e);
-    let mut reader = ImageReader::open(path).map_err(failed)?.with_guessed_format().map_err(failed)?;
+    let mut reader = ImageReader::open(path)
+        .map_err(failed)?
+        .with_guessed_format()
+        .map_err(failed)?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MEMORY);
     reader.limits(limits);
-    let image = reader.decode().map_err(|e| Error::data(path, format!("is not a usable picture: {e}")))?;
+    let image = reader
+        .decode()
+        .map_err(|e| Error::data(path, format!("is not a usable picture: {e}")))?;
     let [channels, height, width] = size;
     let image = fitted(image, path, [height, width], fit)?;
     match channels {
         1 => Ok(image.to_luma8().into_raw()),
         3 => {
             let pixels = image.to_rgb8().into_raw();
-            Ok((0..3).flat_map(|c| pixels.iter().skip(c).step_by(3).copied()).collect())
+            Ok((0..3)
+                .flat_map(|c| pixels.iter().skip(c).step_by(3).copied())
+                .collect())
         }
-        _ => Err(Error::data(path, format!("the model takes {channels} channels; pictures have 1 or 3"))),
+        _ => Err(Error::data(
+            path,
+            format!("the model takes {channels} channels; pictures have 1 or 3"),
+        )),
     }
 }
 

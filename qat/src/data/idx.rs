@@ -21,14 +21,20 @@ fn parse(path: &Path, axes: u8) -> Result<(Vec<usize>, Vec<u8>)> {
     };
     // Zeros, then the code of bytes without sign.
     if magic != [0, 0, 8, axes] {
-        return Err(Error::data(path, format!("is not an IDX file of bytes with {axes} axes")));
+        return Err(Error::data(
+            path,
+            format!("is not an IDX file of bytes with {axes} axes"),
+        ));
     }
     let size = |b: &[u8]| b.iter().fold(0usize, |n, b| n << 8 | usize::from(*b));
     let sizes: Vec<usize> = sizes.chunks_exact(4).map(size).collect();
     let expected = sizes.iter().try_fold(1usize, |n, s| n.checked_mul(*s));
     data.drain(..header);
     if expected != Some(data.len()) {
-        let what = format!("has {} bytes of data; its sizes {sizes:?} need others", data.len());
+        let what = format!(
+            "has {} bytes of data; its sizes {sizes:?} need others",
+            data.len()
+        );
         return Err(Error::data(path, what));
     }
     Ok((sizes, data))
@@ -47,7 +53,11 @@ pub(super) fn read(folder: &Path, part: &str) -> Result<Pictures> {
         return Err(Error::data(&images, "does not have three axes"));
     };
     if *count != labels_read.len() {
-        let what = format!("has {} labels; {} has {count} pictures", labels_read.len(), images.display());
+        let what = format!(
+            "has {} labels; {} has {count} pictures",
+            labels_read.len(),
+            images.display()
+        );
         return Err(Error::data(&labels, what));
     }
     Ok(Pictures {
