@@ -10,11 +10,6 @@ pub use transformer_lite_qat::run::Files;
 use transformer_lite_qat::run::Progress;
 use transformer_lite_qat::train::{Configuration, Folding, Measured, Quantizing, Schedule};
 
-/// A network of the tests' data.
-pub fn net() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/net.onnx")
-}
-
 /// A CSV file of pictures of 8 x 8 pixels: a bright bar at a place that the label decides.
 pub fn bars(folder: &Path, count: usize) -> PathBuf {
     let mut text = String::new();
