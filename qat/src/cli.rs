@@ -52,7 +52,7 @@ struct NewArgs {
     /// Channels of pictures: 1 for grey, 3 for color
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1, 64))]
     channels: u64,
-    /// Multiplies the numbers of channels of mobilenet_v1
+    /// Multiplies the numbers of channels of `mobilenet_v1`
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive)]
     dm: f64,
     /// Activation function

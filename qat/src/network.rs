@@ -256,7 +256,8 @@ impl Network {
             pictures,
             values: HashMap::new(),
             quantized: HashMap::new(),
-            forward: (Vec::new(), Vec::new()),
+            statistics: Vec::new(),
+            extremes: Vec::new(),
         };
         run.store(
             self.input,
@@ -273,11 +274,10 @@ impl Network {
             }
         }
         let logits = run.value(self.logits)?.tensor.reshape([pictures, self.classes]);
-        let (statistics, extremes) = run.forward;
         Ok(Forward {
             logits,
-            statistics,
-            extremes,
+            statistics: run.statistics,
+            extremes: run.extremes,
         })
     }
 

@@ -357,6 +357,7 @@ fn pooled(pool: &Pool, x: Tensor<4>) -> Result<Tensor<4>, Reason> {
 }
 
 /// A number, or a tensor.
+#[expect(clippy::large_enum_variant, reason = "short-lived")]
 enum Term {
     Number(f32),
     Tensor(Tensor<4>),

@@ -118,8 +118,9 @@ pub(super) struct Run<'a> {
     pub values: HashMap<ValueId, Value>,
     /// Quantized copies of values that other readers get as floats.
     pub quantized: HashMap<ValueId, Value>,
-    /// Statistics and extremes so far.
-    pub forward: (Vec<(usize, Tensor<4>)>, Vec<(usize, [Tensor<1>; 2])>),
+    /// As in [`Forward`](super::Forward), so far.
+    pub statistics: Vec<(usize, Tensor<4>)>,
+    pub extremes: Vec<(usize, [Tensor<1>; 2])>,
 }
 
 impl Run<'_> {
@@ -193,7 +194,7 @@ impl Run<'_> {
         };
         if self.pass.observe {
             let plain = value.tensor.clone().inner();
-            self.forward.1.push((r, [plain.clone().min(), plain.max()]));
+            self.extremes.push((r, [plain.clone().min(), plain.max()]));
         }
         if let Some(grid) = self.grid(v) {
             let tensor = grid.fake(value.tensor.clone());
@@ -255,7 +256,7 @@ impl Run<'_> {
 
     fn keep(&mut self, norm: Norm, mean: &Tensor<4>, variance: &Tensor<4>) {
         let kept = [(norm.mean, mean), (norm.variance, variance)];
-        self.forward.0.extend(kept.map(|(i, t)| (i, t.clone().inner())));
+        self.statistics.extend(kept.map(|(i, t)| (i, t.clone().inner())));
     }
 
     /// The product without bias.
