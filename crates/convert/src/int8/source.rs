@@ -64,7 +64,12 @@ impl FloatModel {
 }
 
 /// Rejects models with nothing to quantize, models that are already quantized, and unknown names.
-fn check_model(path: &Path, graph: &Graph, placement: &Placement, keep_float: &HashSet<String>) -> Result<()> {
+fn check_model(
+    path: &Path,
+    graph: &Graph,
+    placement: &Placement,
+    keep_float: &HashSet<String>,
+) -> Result<()> {
     if let Some(node) = quantized_node(graph) {
         let what = format!(
             "{} \"{}\": the model is quantized already",

@@ -1,12 +1,10 @@
 //! Writes networks that were trained with quantization in the loop.
 
 use super::job::KEY;
-use super::output::Output;
 use super::products::{FloatProduct, IntProduct};
 use super::source::FloatModel;
 use super::write::{Quantized, embed, encoded, float_tensor, quantized};
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::graph::onnx::write::write_file;
 use transformer_lite::unstable::quant::fixed::Affine;
 use transformer_lite::unstable::tensor::DType;
 
@@ -86,19 +84,15 @@ impl FloatModel {
     /// For each layer, the weights that the exported integers stand for.
     pub fn dequantized(&self, trained: &Trained<'_>) -> Result<Vec<Option<Vec<f32>>>> {
         let all = self.integers(trained)?.into_iter();
-        Ok(all.map(|p| p.map(|(float, int)| int.dequantized(&float.form))).collect())
+        Ok(all
+            .map(|p| p.map(|(float, int)| int.dequantized(&float.form)))
+            .collect())
     }
 
-    /// Writes the model as integers, in QDQ form, to `output`, which appears once it is complete.
+    /// The bytes of an ONNX file with the model as integers, in QDQ form.
     ///
     /// Errors: scales that are not normal numbers and sums that can overflow 32 bits
     /// ([`Refused`](super::Refused), with the node).
-    pub fn write_trained(&self, output: Output, trained: &Trained<'_>) -> Result<()> {
-        write_file(&output.model(), &self.encode_trained(trained)?)?;
-        output.commit()
-    }
-
-    /// The bytes of the ONNX file that [`FloatModel::write_trained`] writes.
     pub fn encode_trained(&self, trained: &Trained<'_>) -> Result<Vec<u8>> {
         let (floats, products): (Vec<_>, Vec<_>) =
             self.integers(trained)?.into_iter().map(Option::unzip).unzip();

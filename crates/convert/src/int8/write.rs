@@ -324,13 +324,7 @@ impl<'a> Writer<'a> {
         if self.q.placement.is_computed(v) {
             let float = self.name(format!("{x}_float"));
             let (clip, read) = self.clip(v, range, &float);
-            let q = node(
-                "QuantizeLinear",
-                &quantize,
-                &[&read, &scale, &zero],
-                &codes,
-                None,
-            );
+            let q = node("QuantizeLinear", &quantize, &[&read, &scale, &zero], &codes, None);
             let dq = node(
                 "DequantizeLinear",
                 &dequantize,
