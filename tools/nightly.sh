@@ -8,6 +8,7 @@
 # - all operators with dot products of 64-bit Arm
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
+# - the training in qat: lints, tests, and LeNet on a part of MNIST
 # - an hour of fuzzing that sees which code an input reaches
 # - up to 100,000 random graphs on each backend, within a time limit, and a sample in ONNX Runtime
 # - 500 kills of the command at random times

@@ -59,6 +59,7 @@ end
 # of a crate takes as long as compiling them: kernels would be faster, tests are not.
 export CARGO_PROFILE_RELEASE_LTO=off
 step "Format" cargo fmt --check --all
+step "Training: format" cargo fmt --check --manifest-path qat/Cargo.toml
 step "Lints" cargo clippy --release --locked --workspace --all-targets -- -D warnings
 # Clippy has seen the code of these features, so here the compiler's warnings are enough. To deny
 # them by a flag would compile all dependencies once more.
@@ -172,6 +173,14 @@ if setup_intel_opencl; then
     step "Intel's OpenCL: a model on a Mali" matching models phone_path::mali_
 fi
 if [ -n "$nightly" ]; then
+    # Its dependencies take longer to build than the engine.
+    training() {
+        CARGO_TARGET_DIR=$(target_folder)/qat cargo "$1" --release --locked --manifest-path qat/Cargo.toml "${@:2}"
+    }
+    step "Training: lints" training clippy --all-targets -- -D warnings
+    step "Training: tests" training test
+    step "Training: building the command" training build
+    step "Training: LeNet" qat/test.sh "$(target_folder)/qat/release/tlite-qat"
     step "Sanitizers" tools/sanitize.sh
     step "Soak" tools/soak.sh 1200
 fi

@@ -19,34 +19,33 @@ mod ranges;
 mod refused;
 mod rounding;
 mod sequence;
+mod source;
 #[cfg(test)]
 mod tests;
+mod trained;
 mod upgrade;
 mod walk;
 mod write;
 
-use crate::quantize::{copy_others, external_files};
+use crate::quantize::copy_others;
 use job::Job;
 use observe::check_set;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::Path;
 use transformer_lite::unstable::backend::Backend;
-use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::files::kind::check_file;
-use transformer_lite::unstable::graph::onnx::weights::map;
+use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::write::write_file;
-use transformer_lite::unstable::graph::onnx::{decode, import};
-use transformer_lite::unstable::graph::quantization::{LayerKind, Placement, Reason, quantized_node};
-use transformer_lite::unstable::graph::{Graph, derive};
+use transformer_lite::unstable::graph::quantization::Reason;
 use transformer_lite::unstable::limits::Limits;
-use transformer_lite::unstable::tensor::{Bytes, DType};
 
 pub use compare::{Channel, LastLayer, MOST_DECIBELS, OutputNoise};
 pub use observe::Item;
 pub use output::Output;
 pub use ranges::RangeMethod;
 pub use refused::Refused;
+pub use source::FloatModel;
+pub use trained::{Trained, TrainedProduct, TrainedRange};
 
 /// File name of the graph in a model folder.
 const MODEL: &str = "model.onnx";
@@ -191,29 +190,18 @@ pub fn quantize(
 ) -> Result<Summary> {
     let quota = open.limits.quota();
     let _call = quota.enter();
-    let path = if input.is_dir() {
-        input.join(MODEL)
-    } else {
-        input.to_owned()
-    };
-    check_file("model", &path)?;
-    let mut graph = import(&path)?;
-    derive::derive(&mut graph)?;
-    let mut model = decode::model(Stage::Quantize, &path, map(&path)?.bytes())?;
-    let external = model
-        .graph
-        .as_ref()
-        .map(|g| external_files(&path, g))
-        .unwrap_or_default();
-    walk::fold_constants(&mut graph)?;
-    let placement = Placement::of(&graph, &options.keep_float)?;
-    check_model(&path, &graph, &placement, options)?;
-    upgrade::upgrade(&mut model, &graph)?;
+    let FloatModel {
+        path,
+        proto,
+        graph,
+        placement,
+        external,
+    } = FloatModel::open(input, &options.keep_float)?;
     check_set(&graph, set)?;
     let mut job = Job::new(&graph, &placement, options)?;
     job.equalize(set, open, tell)?;
     job.calibrate(set, open, tell)?;
-    let bytes = job.bytes(model, &path, set)?;
+    let bytes = job.bytes(proto, &path, set)?;
     if let Some(folder) = output.folder().filter(|_| input.is_dir()) {
         copy_others(input, folder, &external)?;
     }
@@ -224,46 +212,4 @@ pub fn quantize(
     summary.bytes_after = bytes.len() as u64;
     output.commit()?;
     Ok(summary)
-}
-
-/// Rejects models with nothing to quantize, models that are already quantized, and unknown names.
-fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Options) -> Result<()> {
-    if let Some(node) = quantized_node(graph) {
-        let what = format!(
-            "{} \"{}\": the model is quantized already",
-            node.op.name(),
-            node.name
-        );
-        return Err(Error::file(Stage::Quantize, path, what));
-    }
-    let known: HashSet<&str> = graph.nodes().map(|(_, n)| n.name.as_str()).collect();
-    if let Some(name) = options.keep_float.iter().find(|n| !known.contains(n.as_str())) {
-        let what = format!("the model has no node \"{name}\"");
-        return Err(Error::usage("nodes to keep in floats", what));
-    }
-    if placement
-        .layers
-        .iter()
-        .any(|l| matches!(l.kind, LayerKind::Product(_)))
-    {
-        return Ok(());
-    }
-    let half = graph.nodes().flat_map(|(_, n)| &n.outputs);
-    let half = half
-        .filter_map(|v| graph.fact(*v).ok())
-        .any(|f| f.dtype == DType::F16);
-    let why = match placement
-        .left
-        .iter()
-        .find_map(|l| Some((graph.node(l.node)?, &l.reason)))
-    {
-        Some((node, reason)) => format!("{} \"{}\": {reason}", node.op.name(), node.name),
-        None if half => "its activations are f16; only f32 can be quantized to int8".to_owned(),
-        None => "it has no convolution or matmul over f32".to_owned(),
-    };
-    Err(Error::file(
-        Stage::Quantize,
-        path,
-        format!("nothing to quantize: {why}"),
-    ))
 }

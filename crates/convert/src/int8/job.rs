@@ -19,7 +19,7 @@ use transformer_lite::unstable::graph::{Graph, ValueId, derive};
 use transformer_lite::unstable::quant::fixed::Affine;
 
 /// Metadata key of quantized files.
-const KEY: &str = "transformer_lite.quantization";
+pub(super) const KEY: &str = "transformer_lite.quantization";
 
 pub(super) struct Job<'a> {
     graph: &'a Graph,
@@ -153,6 +153,7 @@ impl<'a> Job<'a> {
             floats: &self.floats,
             products: &self.products,
             ranges: &ranges,
+            limits: &[],
             metadata: vec![(KEY.to_owned(), text)],
         };
         quantized(model, path, &parts)

@@ -69,7 +69,7 @@ impl ChannelMap {
     }
 
     /// The number of scales, if each index of the axis has one.
-    fn scales(&self) -> usize {
+    pub fn scales(&self) -> usize {
         self.shape.get(self.axis).copied().unwrap_or(1)
     }
 
@@ -337,21 +337,33 @@ impl IntProduct {
                 ));
             }
         }
-        let scale = |i: usize| scales.get(form.index(i) % count.max(1)).copied().unwrap_or(1.0);
-        let limit = f32::from(LARGEST);
-        let code = |(i, w): (usize, &f32)| {
-            #[expect(clippy::cast_possible_truncation, reason = "clamped to the type")]
-            let code = (w / scale(i)).round().clamp(-limit, limit) as i8;
-            code
-        };
-        let codes = float.weights.iter().enumerate().map(code).collect();
+        Self::with_scales(node, float, input, (scales, !per_tensor), LARGEST)
+    }
+
+    /// Rounds weights to multiples of `scales`, of which there is one for each index of the axis if
+    /// `per_channel`. Integers are at most `largest`.
+    pub fn with_scales(
+        node: &Node,
+        float: &FloatProduct,
+        input: Affine,
+        (scales, per_channel): (Vec<f32>, bool),
+        largest: i8,
+    ) -> Result<Self> {
         let mut out = Self {
-            codes,
+            codes: Vec::new(),
             compensated: false,
-            axis: (!per_tensor).then_some(form.axis),
+            axis: per_channel.then_some(float.form.axis),
             scales,
             bias: None,
         };
+        let limit = f32::from(largest);
+        let code = |(i, w): (usize, &f32)| {
+            let code = (w / out.scale(&float.form, i)).round_ties_even();
+            #[expect(clippy::cast_possible_truncation, reason = "clamped to the type")]
+            let code = code.clamp(-limit, limit) as i8;
+            code
+        };
+        out.codes = float.weights.iter().enumerate().map(code).collect();
         out.set_bias(node, float, input)?;
         Ok(out)
     }

@@ -30,6 +30,9 @@ pub(super) struct Quantized<'a> {
     pub products: &'a [Option<IntProduct>],
     /// Parameters of each range.
     pub ranges: &'a [Affine],
+    /// The largest number of each range whose integers have fewer than 8 bits; else `None`, also for
+    /// ranges that are not listed.
+    pub limits: &'a [Option<f32>],
     /// Entries of the model's metadata.
     pub metadata: Vec<(String, String)>,
 }
@@ -48,7 +51,7 @@ fn tensor(name: &str, dtype: DType, shape: &[usize], raw_data: Vec<u8>) -> Tenso
     }
 }
 
-fn float_tensor(name: &str, shape: &[usize], data: &[f32]) -> TensorProto {
+pub(super) fn float_tensor(name: &str, shape: &[usize], data: &[f32]) -> TensorProto {
     let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
     tensor(name, DType::F32, shape, bytes)
 }
@@ -132,9 +135,14 @@ pub(super) fn quantized(mut model: ModelProto, path: &Path, q: &Quantized<'_>) -
             value: value.clone(),
         });
     }
+    encoded(&model, path)
+}
+
+/// The bytes of a model made from that in `path`.
+pub(super) fn encoded(model: &ModelProto, path: &Path) -> Result<Vec<u8>> {
     let length = model.encoded_len();
     if length > MESSAGE_LIMIT {
-        let what = format!("the int8 model has {length} bytes; an ONNX file holds at most {MESSAGE_LIMIT}");
+        let what = format!("the new model has {length} bytes; an ONNX file holds at most {MESSAGE_LIMIT}");
         return Err(Error::file(Stage::Quantize, path, what));
     }
     Ok(model.encode_to_vec())
@@ -315,13 +323,8 @@ impl<'a> Writer<'a> {
         let constant: Option<Arc<_>> = fact.and_then(|f| f.as_const()).cloned();
         if self.q.placement.is_computed(v) {
             let float = self.name(format!("{x}_float"));
-            let q = node(
-                "QuantizeLinear",
-                &quantize,
-                &[&float, &scale, &zero],
-                &codes,
-                None,
-            );
+            let (clip, read) = self.clip(v, range, &float);
+            let q = node("QuantizeLinear", &quantize, &[&read, &scale, &zero], &codes, None);
             let dq = node(
                 "DequantizeLinear",
                 &dequantize,
@@ -337,7 +340,7 @@ impl<'a> Writer<'a> {
             {
                 let outputs = nodes.iter_mut().flat_map(|n| n.output.iter_mut());
                 outputs.filter(|o| **o == x).for_each(|o| o.clone_from(&float));
-                nodes.extend([q, dq]);
+                nodes.extend(clip.into_iter().chain([q, dq]));
             }
             return Ok(());
         }
@@ -355,14 +358,33 @@ impl<'a> Writer<'a> {
             self.initializers.push(byte_tensor(&codes, t.shape(), &bytes));
             self.head.push(dq);
         } else {
-            let q = node("QuantizeLinear", &quantize, &[&x, &scale, &zero], &codes, None);
+            let (clip, read) = self.clip(v, range, &x);
+            let q = node("QuantizeLinear", &quantize, &[&read, &scale, &zero], &codes, None);
+            let all = clip.into_iter().chain([q, dq]);
             match at.and_then(|at| self.nodes.get_mut(at)) {
-                Some(nodes) => nodes.extend([q, dq]),
-                None => self.head.extend([q, dq]),
+                Some(nodes) => nodes.extend(all),
+                None => self.head.extend(all),
             }
         }
         self.redirect(v, &x, &out);
         Ok(())
+    }
+
+    /// The node that limits the value `v`, named `from`, to integers of fewer than 8 bits, if its
+    /// range has a limit; and the name of the limited value.
+    fn clip(&mut self, v: ValueId, range: usize, from: &str) -> (Option<NodeProto>, String) {
+        let limit = self.q.limits.get(range).copied().flatten();
+        let made = self.q.placement.ranges.get(range);
+        // Values that others are moved to are limited already.
+        let Some(limit) = limit.filter(|_| made.is_some_and(|r| r.sources.contains(&v))) else {
+            return (None, from.to_owned());
+        };
+        let x = self.value_name(v);
+        let most = self.name(format!("{x}_most"));
+        let op = self.name(format!("{x}/Clip"));
+        let out = self.name(format!("{x}_limited"));
+        self.initializers.push(scalar_tensor(&most, limit));
+        (Some(node("Clip", &op, &[from, "", &most], &out, None)), out)
     }
 
     /// Makes layers read `to` in place of the value `v`, named `from`.
@@ -438,7 +460,7 @@ fn zero(affine: Affine) -> f32 {
 }
 
 /// Moves initializers from other files into the graph.
-fn embed(graph: &mut GraphProto, path: &Path) -> Result<()> {
+pub(super) fn embed(graph: &mut GraphProto, path: &Path) -> Result<()> {
     let nested = graph.node.iter_mut().flat_map(|n| &mut n.attribute);
     for graph in nested.filter_map(|a| a.g.as_mut()) {
         embed(graph, path)?;

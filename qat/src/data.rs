@@ -1,0 +1,318 @@
+//! Labelled pictures: IDX files, CSV files, and folders with a folder for each class.
+
+mod csv;
+mod folder;
+mod idx;
+
+use crate::error::{Error, Result};
+use crate::train::checksum;
+use flate2::read::GzDecoder;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+
+pub use folder::Fit;
+
+/// Maximum bytes of a file after decompression.
+const LARGEST: u64 = 4 << 30;
+/// Where a set has no test pictures of its own, one picture of so many is held out.
+const HELD_OUT: usize = 5;
+
+/// Pictures of one size, with their labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pictures {
+    /// Channels, height and width.
+    pub size: [usize; 3],
+    /// Values of 0 to 255 in the order of `size`, picture after picture.
+    pixels: Vec<u8>,
+    pub labels: Vec<usize>,
+}
+
+/// Pictures for training and for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    pub train: Pictures,
+    pub test: Pictures,
+    /// Names of the classes; empty if the set has only numbers.
+    pub classes: Vec<String>,
+}
+
+/// How numbers are made of pictures.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Normalization {
+    /// Subtracted from each channel, whose values are 0 to 1.
+    pub mean: Vec<f32>,
+    /// Divides each channel after that.
+    pub deviation: Vec<f32>,
+}
+
+/// Random changes of training pictures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Augmentation {
+    /// Mirrors half of the pictures.
+    pub flip: bool,
+    /// Moves pictures by up to so many pixels along both axes.
+    pub shift: usize,
+}
+
+impl Data {
+    /// Reads `path` as pictures of this size for a network with so many classes.
+    ///
+    /// Errors, all of which name the file: nothing that is known as a data set; a class without
+    /// pictures; a label that is not below `classes`; pictures of another size. Pictures of IDX and
+    /// CSV files that are smaller are padded with zeros.
+    pub fn load(path: &Path, size: [usize; 3], classes: usize, fit: Fit) -> Result<Self> {
+        let mut data = if let Some(csv) = csv::file(path) {
+            let all = csv::read(&csv)?;
+            let (train, test) = all.split();
+            Self {
+                train,
+                test,
+                classes: Vec::new(),
+            }
+        } else if idx::is_set(path) {
+            Self {
+                train: idx::read(path, "train")?,
+                test: idx::read(path, "t10k")?,
+                classes: Vec::new(),
+            }
+        } else if path.is_dir() {
+            folder::read(path, size, fit)?
+        } else {
+            let what = "is neither a folder nor a .csv or .csv.gz file";
+            return Err(Error::data(path, what));
+        };
+        if data.classes.len() > classes {
+            let what = format!(
+                "has {} classes; the model has {classes} outputs",
+                data.classes.len()
+            );
+            return Err(Error::data(path, what));
+        }
+        for part in [&mut data.train, &mut data.test] {
+            if part.labels.is_empty() {
+                return Err(Error::data(path, "has too few pictures for training and tests"));
+            }
+            let wrong = part.labels.iter().enumerate().find(|(_, l)| **l >= classes);
+            if let Some((i, label)) = wrong {
+                let what = format!(
+                    "picture {i} has label {label}; expected 0 to {}",
+                    classes.saturating_sub(1)
+                );
+                return Err(Error::data(path, what));
+            }
+            *part = std::mem::replace(part, Pictures::none(size)).padded(size, path)?;
+        }
+        Ok(data)
+    }
+}
+
+impl Data {
+    /// A checksum of all pictures and labels.
+    pub fn checksum(&self) -> String {
+        let labels = |p: &Pictures| p.labels.iter().flat_map(|l| l.to_le_bytes()).collect::<Vec<u8>>();
+        let (train, test) = (labels(&self.train), labels(&self.test));
+        checksum(&[&self.train.pixels, &train, &self.test.pixels, &test])
+    }
+}
+
+impl Pictures {
+    fn none(size: [usize; 3]) -> Self {
+        Self {
+            size,
+            pixels: Vec::new(),
+            labels: Vec::new(),
+        }
+    }
+
+    /// The number of pictures.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// True if there are no pictures.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Only the first `count` pictures.
+    pub fn truncate(&mut self, count: usize) {
+        self.labels.truncate(count);
+        self.pixels
+            .truncate(count.saturating_mul(self.size.iter().product()));
+    }
+
+    fn picture(&self, i: usize) -> &[u8] {
+        let each: usize = self.size.iter().product();
+        self.pixels.get(i * each..(i + 1) * each).unwrap_or_default()
+    }
+
+    /// Every fifth picture, in a random order, is held out for tests.
+    fn split(self) -> (Self, Self) {
+        let (mut train, mut test) = (Self::none(self.size), Self::none(self.size));
+        for (n, i) in shuffled(self.len(), 0).into_iter().enumerate() {
+            let to = if n % HELD_OUT == 0 { &mut test } else { &mut train };
+            to.pixels.extend_from_slice(self.picture(i));
+            to.labels.extend(self.labels.get(i));
+        }
+        (train, test)
+    }
+
+    /// The pictures with zeros around them.
+    fn padded(self, size: [usize; 3], path: &Path) -> Result<Self> {
+        if self.size == size {
+            return Ok(self);
+        }
+        let ([channels, height, width], [c, h, w]) = (self.size, size);
+        if channels != c || height > h || width > w {
+            let what = format!(
+                "has pictures of {channels} x {height} x {width} (channels, height, width); the model takes {c} x {h} x {w}"
+            );
+            return Err(Error::data(path, what));
+        }
+        let (top, left) = ((h - height) / 2, (w - width) / 2);
+        let mut pixels = vec![0; self.len() * c * h * w];
+        for (plane, from) in self.pixels.chunks_exact(height * width).enumerate() {
+            for (y, row) in from.chunks_exact(width).enumerate() {
+                let at = (plane * h + top + y) * w + left;
+                if let Some(to) = pixels.get_mut(at..at + width) {
+                    to.copy_from_slice(row);
+                }
+            }
+        }
+        Ok(Self {
+            size,
+            pixels,
+            labels: self.labels,
+        })
+    }
+
+    /// The numbers of pictures, `[pictures, channels, height, width]`, and their labels. `random` is
+    /// the source of augmentations.
+    pub fn batch(
+        &self,
+        indices: &[usize],
+        normalization: &Normalization,
+        augmentation: Option<(Augmentation, &mut SplitMix64)>,
+    ) -> (Vec<f32>, Vec<usize>) {
+        let [channels, height, width] = self.size;
+        let tables: Vec<[f32; 256]> = (0..channels).map(|c| normalization.table(c)).collect();
+        let mut numbers = Vec::with_capacity(indices.len() * channels * height * width);
+        let (augmentation, mut random) = augmentation.unzip();
+        for i in indices {
+            let picture = self.picture(*i);
+            let change = match (augmentation, random.as_deref_mut()) {
+                (Some(a), Some(random)) => Change::draw(a, random),
+                _ => Change::default(),
+            };
+            for (plane, table) in picture.chunks_exact(height * width).zip(&tables) {
+                for y in 0..height {
+                    for x in 0..width {
+                        let from = change.source(y, x, [height, width]);
+                        let value = from.and_then(|at| plane.get(at)).copied().unwrap_or(0);
+                        numbers.push(table[usize::from(value)]);
+                    }
+                }
+            }
+        }
+        let labels = indices.iter().filter_map(|i| self.labels.get(*i).copied());
+        (numbers, labels.collect())
+    }
+}
+
+impl Normalization {
+    /// Values from 0 to 1.
+    pub fn none(channels: usize) -> Self {
+        Self {
+            mean: vec![0.0; channels],
+            deviation: vec![1.0; channels],
+        }
+    }
+
+    /// The number for each value of a channel.
+    fn table(&self, channel: usize) -> [f32; 256] {
+        let mean = self.mean.get(channel).copied().unwrap_or(0.0);
+        let deviation = self.deviation.get(channel).copied().unwrap_or(1.0);
+        let mut table = [0.0; 256];
+        for (v, to) in (0u8..=255).zip(&mut table) {
+            *to = (f32::from(v) / 255.0 - mean) / deviation;
+        }
+        table
+    }
+}
+
+/// A change of one picture.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    flip: bool,
+    down: isize,
+    right: isize,
+}
+
+impl Change {
+    fn draw(a: Augmentation, random: &mut SplitMix64) -> Self {
+        let reach = 2 * a.shift + 1;
+        let mut shift = || {
+            let drawn = below(random, reach);
+            isize::try_from(drawn).unwrap_or(0) - isize::try_from(a.shift).unwrap_or(0)
+        };
+        let (down, right) = (shift(), shift());
+        Self {
+            flip: a.flip && random.next_u64() >> 63 == 1,
+            down,
+            right,
+        }
+    }
+
+    /// The element that comes to a place; `None` for none.
+    fn source(self, y: usize, x: usize, [height, width]: [usize; 2]) -> Option<usize> {
+        let y = y.checked_add_signed(-self.down).filter(|y| *y < height)?;
+        let x = x.checked_add_signed(-self.right).filter(|x| *x < width)?;
+        Some(y * width + if self.flip { width - 1 - x } else { x })
+    }
+}
+
+/// A random integer below `n`, which is small.
+fn below(random: &mut SplitMix64, n: usize) -> usize {
+    let n = u64::try_from(n.max(1)).unwrap_or(u64::MAX);
+    usize::try_from(random.next_u64() % n).unwrap_or(0)
+}
+
+/// The numbers below `count` in a random order.
+pub fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut random = SplitMix64::new(seed);
+    let mut all: Vec<usize> = (0..count).collect();
+    for i in (1..count).rev() {
+        all.swap(i, below(&mut random, i + 1));
+    }
+    all
+}
+
+/// The bytes of a file, decompressed if its name ends in `.gz`.
+fn bytes(path: &Path) -> Result<Vec<u8>> {
+    let failed = |e| Error::io("read", path, e);
+    let file = BufReader::new(File::open(path).map_err(failed)?);
+    let mut out = Vec::new();
+    let packed = path.extension().is_some_and(|e| e == "gz");
+    let mut source: Box<dyn Read> = if packed {
+        Box::new(GzDecoder::new(file))
+    } else {
+        Box::new(file)
+    };
+    source
+        .by_ref()
+        .take(LARGEST + 1)
+        .read_to_end(&mut out)
+        .map_err(failed)?;
+    if out.len() as u64 > LARGEST {
+        return Err(Error::data(path, format!("has more than {LARGEST} bytes")));
+    }
+    Ok(out)
+}
+
+/// The file with this name in a folder, possibly compressed.
+fn named(folder: &Path, name: &str) -> Option<PathBuf> {
+    let names = [format!("{name}.gz"), name.to_owned()];
+    names.iter().map(|n| folder.join(n)).find(|p| p.is_file())
+}
