@@ -16,6 +16,7 @@ pub mod log_probs;
 mod mask;
 pub mod metrics;
 pub mod model;
+pub mod multiple_choice;
 pub mod perplexity;
 pub mod progress;
 pub mod prompt_cache;

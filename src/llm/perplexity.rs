@@ -313,9 +313,9 @@ impl Report {
 
 /// Score of a row of logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Score {
+pub(super) struct Score {
     /// Negative log-likelihood of the actual token.
-    loss: f64,
+    pub loss: f64,
     other: Option<Other>,
 }
 
@@ -328,7 +328,7 @@ struct Other {
 }
 
 /// Scores rows of `vocab` logits, one per target, on all cores; `others` are the reference's.
-fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32]) -> Vec<Score> {
+pub(super) fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32]) -> Vec<Score> {
     static CORES: OnceLock<usize> = OnceLock::new();
     let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
     let mut scores = vec![Score::default(); targets.len()];

@@ -2,8 +2,8 @@
 //! keeps them up to date.
 
 use super::{
-    GROUPS, bench, cache, command, convert, devices, generate, list, output, perplexity, profile, quantize,
-    roofline, run, selftest, tune,
+    GROUPS, bench, cache, command, convert, devices, eval, generate, list, output, perplexity, profile,
+    quantize, roofline, run, selftest, tune,
 };
 use crate::inspect::{GgufReport, Report as Inspected};
 use clap::{Arg, Command};
@@ -315,6 +315,8 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ),
         ("bench", schemars::schema_for!(bench::Report<'static>)),
         ("perplexity", schemars::schema_for!(perplexity::Object<'static>)),
+        ("eval", schemars::schema_for!(eval::Object<'static>)),
+        ("eval --output", schemars::schema_for!(eval::Answered)),
         ("profile", schemars::schema_for!(profile::Report<'static>)),
         ("roofline", schemars::schema_for!(roofline::Report<'static>)),
         ("tune", schemars::schema_for!(tune::Report)),

@@ -11,6 +11,7 @@ mod dequantize;
 mod devices;
 mod docs;
 mod draft;
+mod eval;
 mod fields;
 mod generate;
 mod inspect;
@@ -84,6 +85,7 @@ enum Command {
     Dequantize(dequantize::Args),
     Bench(bench::Args),
     Perplexity(perplexity::Args),
+    Eval(Box<eval::Args>),
     Profile(profile::Args),
     Roofline(roofline::Args),
     Tune(tune::Args),
@@ -102,7 +104,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Models",
         &["pull", "list", "rm", "convert", "quantize", "dequantize"],
     ),
-    ("Measure", &["bench", "perplexity", "profile", "roofline", "tune"]),
+    (
+        "Measure",
+        &["bench", "perplexity", "eval", "profile", "roofline", "tune"],
+    ),
     ("Inspect", &["inspect", "devices", "selftest", "cache"]),
     ("Other", &["completions", "man", "help"]),
 ];
@@ -183,6 +188,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args, &interrupt),
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
+        Command::Eval(args) => eval::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args, &interrupt),
         Command::Roofline(args) => roofline::run(&args, &interrupt),
         Command::Inspect(args) => inspect::run(&args, &interrupt),

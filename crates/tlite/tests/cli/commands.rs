@@ -2,6 +2,7 @@
 
 mod calibration;
 mod device;
+mod eval;
 mod generation;
 mod hostile;
 mod int8;
@@ -65,6 +66,7 @@ fn help_and_version() {
         &["bench"],
         &["inspect"],
         &["perplexity"],
+        &["eval"],
         &["run"],
         &["selftest"],
         &["tune"],
@@ -104,7 +106,7 @@ fn help_names_the_options() {
     ] {
         assert!(help("generate").contains(option), "{option}");
     }
-    for command in ["generate", "chat", "bench", "perplexity"] {
+    for command in ["generate", "chat", "bench", "perplexity", "eval"] {
         for option in ["--backend", "--device", "--priority", "--context", "--float"] {
             assert!(help(command).contains(option), "{command} {option}");
         }
