@@ -13,6 +13,7 @@ mod nodes;
 mod panels;
 mod parts;
 mod plan;
+mod replace;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ use transformer_lite::unstable::quant::{Bits, Format, GROUP_STEP, Loss, Method, 
 pub use dequantize::{Dequantized, dequantize_into};
 pub use grid::grid_group;
 pub use methods::{Methods, Planned};
+pub use replace::replace_into;
 pub use weight::Scaling;
 
 /// The folder in which an interrupted run that writes `output` keeps its progress for the next one.

@@ -1,6 +1,6 @@
 //! Writes the weights of the old files to the new one.
 
-use super::panels::{Losses, Panel, explain, panels};
+use super::panels::{Losses, Panel, explain, losses, panels};
 use super::parts::{Parts, QuantizedWeight, Record};
 use super::plan::Plan;
 use super::source::{Origin, Source, bytes_of};
@@ -233,17 +233,33 @@ impl<'a> Job<'a> {
             memory::zeros(w.k.div_ceil(w.group) * w.n, name)?,
         );
         let element = elements.element_size();
-        let method = self.methods.of(name, w.k)?;
-        let Losses { loss, int4 } = panels(parallel::cores(), elements, w, &*method, &mut |at: Panel| {
-            let width = at.packed.n;
-            place(&mut codes, &at.packed.codes, w.n, at.first, width);
-            place(&mut scales, &at.packed.scales, w.n, at.first, width);
-            self.advance(name, (width * w.k * element) as u64);
-        })
-        .map_err(|(first, width, e)| {
-            self.source
-                .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
-        })?;
+        let Losses { loss, int4 } = match self.methods.packed(name)? {
+            Some(packed) => {
+                let found = (packed.format, packed.k, packed.n);
+                let expected = (Format::new(w.bits, w.group), w.k, w.n);
+                if found != expected {
+                    let what = format!("weight \"{name}\": expected {expected:?}, found {found:?}");
+                    return Err(self.source.bad(what));
+                }
+                let losses = losses(elements, w, &packed);
+                (codes, scales) = (packed.codes, packed.scales);
+                self.advance(name, (w.k * w.n * element) as u64);
+                losses
+            }
+            None => {
+                let method = self.methods.of(name, w.k)?;
+                panels(parallel::cores(), elements, w, &*method, &mut |at: Panel| {
+                    let width = at.packed.n;
+                    place(&mut codes, &at.packed.codes, w.n, at.first, width);
+                    place(&mut scales, &at.packed.scales, w.n, at.first, width);
+                    self.advance(name, (width * w.k * element) as u64);
+                })
+                .map_err(|(first, width, e)| {
+                    self.source
+                        .bad(format!("weight \"{name}\": {}", explain(w, first, width, e)))
+                })?
+            }
+        };
         let (codes, scales): (&[u8], &[u8]) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
         let mut crc = crc32fast::Hasher::new();
         crc.update(codes);

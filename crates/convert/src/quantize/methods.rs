@@ -10,7 +10,7 @@ use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::dtype_of;
 use transformer_lite::unstable::graph::onnx::weights::Weights;
-use transformer_lite::unstable::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method};
+use transformer_lite::unstable::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method, Packed};
 
 /// Chooses a method for each weight. A plain [`Method`] applies to all weights; calibrated methods
 /// use the inputs of each weight.
@@ -39,6 +39,13 @@ pub trait Methods: Sync {
     fn scaling(&self, weight: &str) -> Scaling<'_> {
         let _ = weight;
         Scaling::default()
+    }
+
+    /// The finished matrix of this weight of `k` x `n`, if it was quantized elsewhere;
+    /// [`Methods::of`] is then not asked.
+    fn packed(&self, weight: &str) -> Result<Option<Packed>> {
+        let _ = weight;
+        Ok(None)
     }
 
     /// Divisors of the elements of this initializer, which is not quantized.

@@ -75,6 +75,19 @@ pub(super) fn panels(
     Ok(sum)
 }
 
+/// The error of a weight that is quantized already.
+pub(super) fn losses(tensor: Elements<'_>, w: &Weight, packed: &Packed) -> Losses {
+    let (mut sum, mut column) = (Losses::default(), Vec::new());
+    for j in 0..w.n {
+        read_columns(tensor, w, j, 1, &mut column);
+        sum.int4 += column.chunks(w.group).map(int4_error).sum::<f64>();
+        for (i, given) in column.iter().enumerate() {
+            sum.loss.note(*given, packed.get(i, j));
+        }
+    }
+    sum
+}
+
 /// Scales and quantizes columns from `first` on. The loss refers to the original weights: decoded
 /// values are scaled back.
 fn scaled_columns(
