@@ -1,5 +1,7 @@
 //! Options and subcommands.
 
+mod distill;
+
 use burn::tensor::Device;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -34,6 +36,8 @@ enum Action {
     QuantizeAware(QuantizeArgs),
     /// Measure the accuracy of a float or int8 model in the engine
     Evaluate(EvaluateArgs),
+    /// Fine-tune a language model with fake 4-bit weights, and write it with 4-bit weights
+    Distill(distill::DistillArgs),
 }
 
 #[derive(Debug, Args)]
@@ -285,6 +289,7 @@ pub fn run(command: Command) -> Result<()> {
             train(&args.train, Some(quantizing))
         }
         Action::Evaluate(args) => evaluate(&args),
+        Action::Distill(args) => distill::distill(&args),
     }
 }
 

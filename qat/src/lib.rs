@@ -10,6 +10,7 @@
 //! * [`fake`]: fake quantization;
 //! * [`data`], [`arch`]: labelled pictures, and built-in architectures;
 //! * [`train`], [`run`], [`checkpoint`]: steps, and runs on disk that can be resumed;
+//! * [`llm`]: language models;
 //! * [`export`], [`evaluate`]: writes the result, and runs it in the engine.
 #![warn(
     clippy::expect_used,
@@ -35,6 +36,7 @@ pub mod error;
 pub mod evaluate;
 pub mod export;
 pub mod fake;
+pub mod llm;
 pub mod network;
 pub mod op;
 pub mod page;

@@ -23,7 +23,7 @@ const PREFIX: &str = ".train-";
 pub const CHECKPOINT: &str = "checkpoint.safetensors";
 pub const FLOAT: &str = "float.onnx";
 pub const MODEL: &str = "model.onnx";
-const METRICS: &str = "metrics.jsonl";
+pub(crate) const METRICS: &str = "metrics.jsonl";
 const CURVES: &str = "curves.html";
 
 /// What is reported while a run goes on.
@@ -51,13 +51,13 @@ pub struct Files {
 }
 
 /// Lines of metrics so far; those after the checkpoint are dropped.
-fn kept_lines(path: &Path, step: u64) -> Vec<Value> {
+pub(crate) fn kept_lines(path: &Path, step: u64) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
     lines.filter(|l| l.get("step").and_then(Value::as_u64).is_some_and(|s| s <= step)).collect()
 }
 
-fn joined(lines: &[Value]) -> String {
+pub(crate) fn joined(lines: &[Value]) -> String {
     lines.iter().map(|l| format!("{l}\n")).collect()
 }
 

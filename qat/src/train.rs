@@ -68,20 +68,25 @@ pub struct Configuration {
 impl Configuration {
     /// Says which option differs from those of another run.
     pub fn check(&self, wanted: &Self) -> std::result::Result<(), String> {
-        let values = [self, wanted].map(|c| serde_json::to_value(c).unwrap_or_default());
-        let [had, wanted] = values.each_ref().map(|v| v.as_object());
-        let (Some(had), Some(wanted)) = (had, wanted) else {
-            return Err("has no options".to_owned());
-        };
-        match wanted.iter().find(|(name, v)| had.get(*name) != Some(v)) {
-            None => Ok(()),
-            Some((name, v)) => {
-                let had = had.get(name).unwrap_or(&serde_json::Value::Null);
-                Err(format!(
-                    "is of a run with other options: {name} was {had} and is now {v}; \
-                     --restart begins anew"
-                ))
-            }
+        check_options(self, wanted)
+    }
+}
+
+/// Says which option differs from those of another run.
+pub fn check_options<T: Serialize>(had: &T, wanted: &T) -> std::result::Result<(), String> {
+    let values = [had, wanted].map(|c| serde_json::to_value(c).unwrap_or_default());
+    let [had, wanted] = values.each_ref().map(|v| v.as_object());
+    let (Some(had), Some(wanted)) = (had, wanted) else {
+        return Err("has no options".to_owned());
+    };
+    match wanted.iter().find(|(name, v)| had.get(*name) != Some(v)) {
+        None => Ok(()),
+        Some((name, v)) => {
+            let had = had.get(name).unwrap_or(&serde_json::Value::Null);
+            Err(format!(
+                "is of a run with other options: {name} was {had} and is now {v}; \
+                 --restart begins anew"
+            ))
         }
     }
 }
