@@ -133,6 +133,27 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
     let (decoder, values) = Decoder::open(&args.model)?;
     let device = args.device.open();
     let model = distill::model_checksum(&args.model, &values)?;
+    let (start, from) = match &args.start {
+        Some(folder) => {
+            let start = Start::read(folder, &decoder, bits, group_size)?;
+            let from = distill::model_checksum(folder, &start.values)?;
+            (start, from)
+        }
+        None if args.no_quant || args.text_only => (
+            Start {
+                values: values.clone(),
+                grids: Vec::new(),
+            },
+            String::new(),
+        ),
+        None => {
+            let method = Method::from(args.ranges);
+            (
+                Start::fit(&decoder, values.clone(), bits, group_size, method)?,
+                method.name().to_owned(),
+            )
+        }
+    };
     let tokens = size(args.length);
     let hidden = args.json || args.text_only;
     let mut bar = Bar {
@@ -179,27 +200,6 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
         return Ok(());
     };
     distill::check(&args.model, &decoder, &values, &device)?;
-    let (start, from) = match &args.start {
-        Some(folder) => {
-            let start = Start::read(folder, &decoder, bits, group_size)?;
-            let from = distill::model_checksum(folder, &start.values)?;
-            (start, from)
-        }
-        None if args.no_quant => (
-            Start {
-                values: values.clone(),
-                grids: Vec::new(),
-            },
-            String::new(),
-        ),
-        None => {
-            let method = Method::from(args.ranges);
-            (
-                Start::fit(&decoder, values.clone(), bits, group_size, method)?,
-                method.name().to_owned(),
-            )
-        }
-    };
     let configuration = Configuration {
         model,
         text: distill::text_checksum(&sequences),

@@ -4,14 +4,16 @@ use super::*;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use transformer_lite::unstable::cancel::Cancel;
-use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::error::{Error, ErrorKind, Stage};
+use transformer_lite::unstable::graph::derive;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::onnx::{decode, import};
 use transformer_lite::unstable::graph::pass::integer::{FloatNode, coverage};
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::quant::fixed::Arithmetic;
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
-use transformer_lite::unstable::tensor::HostTensor;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut random = SplitMix64::new(seed);
