@@ -19,11 +19,13 @@ def cache():
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
 
 
-def environment(name, packages):
-    """The Python of an environment in the cache folder, which is created on first use."""
+def environment(name, packages, torch=False, alone=()):
+    """The Python of an environment in the cache folder, which is created on first use. With `torch`,
+    it has PyTorch: Debian's python3-torch if that is installed. The packages `alone` are installed
+    without those that they ask for."""
     folder = os.path.join(cache(), name)
     python, stamp = os.path.join(folder, "bin", "python"), os.path.join(folder, "stamp")
-    wanted = " ".join(packages)
+    wanted = " ".join((*packages, *alone))
     try:
         with open(stamp, encoding="utf-8") as file:
             if file.read() == wanted:
@@ -33,7 +35,13 @@ def environment(name, packages):
     say(f"Creating a Python environment in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(cache(), exist_ok=True)
-    for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "-q", "install", *packages]):
+    make, system = [sys.executable, "-m", "venv"], "/usr/bin/python3"
+    if torch and os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0:
+        make = [system, "-m", "venv", "--system-site-packages"]
+    elif torch:
+        packages = ("torch>=1.13,<2.6", *packages)
+    pip = [python, "-m", "pip", "-q", "install"]
+    for command in ([*make, folder], [*pip, *packages], *([[*pip, "--no-deps", *alone]] if alone else [])):
         if subprocess.run(command, stdout=sys.stderr).returncode:
             raise Failure(f"{' '.join(command)} failed; it needs Debian's python3-venv, or its like, and Python 3.11 or earlier")
     with open(stamp + ".part", "w", encoding="utf-8") as file:
@@ -42,9 +50,9 @@ def environment(name, packages):
     return python
 
 
-def continue_with(name, packages):
+def continue_with(name, packages, torch=False, alone=()):
     """Continues this program in an environment, unless it runs there already."""
-    python = environment(name, packages)
+    python = environment(name, packages, torch, alone)
     if os.path.realpath(sys.prefix) != os.path.realpath(os.path.dirname(os.path.dirname(python))):
         os.execv(python, [python, os.path.abspath(sys.argv[0]), *sys.argv[1:]])
 
