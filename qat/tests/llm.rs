@@ -325,7 +325,9 @@ fn resumed_run_ends_with_the_same_bits() {
     };
     let error = setup.run(other, &files).unwrap_err();
     assert!(
-        error.to_string().contains("learning_rate was 0.0002 and is now 1"),
+        error
+            .to_string()
+            .contains("learning_rate was 0.0002 and is now 1"),
         "{error}"
     );
     let checkpoint = setup.root.join(".distill-parts/checkpoint.safetensors");
