@@ -63,8 +63,8 @@ impl Question {
     }
 
     /// The tokens of the question and its choices; `start` are the tokenizer's
-    /// [start tokens](Tokenizer::start). Usage errors: a question without tokens before its choices,
-    /// a choice that adds none.
+    /// [start tokens](Tokenizer::start). Usage errors: a question without tokens before its
+    /// choices, a choice that adds none.
     pub fn encode(&self, tokenizer: &Tokenizer, start: &[u32]) -> Result<Encoded> {
         let context = tokenizer.encode(self.question.trim_end(), false)?;
         let continuations = self.choices.iter().enumerate().map(|(i, choice)| {
@@ -259,7 +259,7 @@ mod tests {
             assert!((score - wanted).abs() < 1e-12, "{score} is not {wanted}");
         }
         // The context runs once, and no last token.
-        assert_eq!(model.calls, [vec![6, 0, 1], vec![2, 3], vec![3]]);
+        assert_eq!(model.calls, [vec![6, 0, 1], vec![2], vec![3], vec![3]]);
         assert_eq!((question.tokens(), question.needed()), (6, 5));
     }
 
@@ -323,9 +323,9 @@ mod tests {
         };
         let long = "y".repeat(1000);
         for (field, value, shown) in [
-            ("question", None, "no such field"),
+            ("question", None, "text"),
             ("question", Some(3.into()), "3"),
-            ("choices", None, "no such field"),
+            ("choices", None, "texts"),
             ("choices", Some(serde_json::json!([])), "[]"),
             ("choices", Some(serde_json::json!(["one"])), "one"),
             ("choices", Some(serde_json::json!(["one", ""])), "2 texts"),

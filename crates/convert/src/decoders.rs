@@ -184,8 +184,8 @@ pub enum Form {
     /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like
     /// `tlite quantize`.
     E0m4(usize),
-    /// Nested scales with this number of bits, at most 6, and 6 bits for embedding, output head, and
-    /// half of the value and down projections: with 4 bits, much like GGUF's `Q4_K_M`.
+    /// Nested scales with this number of bits, at most 6, and 6 bits for embedding, output head,
+    /// and half of the value and down projections: with 4 bits, much like GGUF's `Q4_K_M`.
     KQuants(Bits),
     /// This float type, also for activations.
     Float(DType),

@@ -500,9 +500,6 @@ impl Gguf {
             let what = format!("it ends at byte {size}, before the end of {tensor}; {end} bytes needed");
             return Err(Error::damaged(Stage::Convert, path, what));
         }
-        if end > size && !tensors.is_empty() {
-            return Err(Error::cut_off(Stage::Convert, path, end, size));
-        }
         Ok(Self {
             path: path.to_owned(),
             others: Vec::new(),
@@ -673,12 +670,14 @@ impl Gguf {
         match (first..).zip(&*out).find(|(_, v)| !v.is_finite()) {
             None => Ok(()),
             Some((element, v)) => {
-                let what = format!(
-                    "tensor \"{}\": element {element} is {v}; expected a finite number. Its {} block starts \
-                     at byte {} of the file",
-                    info.name,
+                let (name, kind, at) = (
+                    &info.name,
                     info.ggml_type,
-                    info.start + element / per_block * size
+                    info.start + element / per_block * size,
+                );
+                let what = format!(
+                    "tensor \"{name}\": element {element} is {v}; expected a finite number. Its {kind} block \
+                     starts at byte {at} of the file"
                 );
                 let path = info.part.checked_sub(1).and_then(|i| self.others.get(i));
                 Err(Error::file(Stage::Convert, path.unwrap_or(&self.path), what))

@@ -30,8 +30,8 @@ pub(super) struct Quantized<'a> {
     pub products: &'a [Option<IntProduct>],
     /// Parameters of each range.
     pub ranges: &'a [Affine],
-    /// The largest number of each range whose integers have fewer than 8 bits; else `None`, also for
-    /// ranges that are not listed.
+    /// The largest number of each range whose integers have fewer than 8 bits; else `None`, also
+    /// for ranges that are not listed.
     pub limits: &'a [Option<f32>],
     /// Entries of the model's metadata.
     pub metadata: Vec<(String, String)>,

@@ -129,8 +129,9 @@ impl Object<'_> {
 pub(super) struct Answered {
     /// Line of the question in FILE, from 1.
     line: usize,
-    /// `id` of the question, if it has one.
+    /// `id` of the question, if it has one; of any type.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     id: Option<serde_json::Value>,
     /// Index of the right choice.
     answer: usize,

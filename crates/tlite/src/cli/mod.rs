@@ -98,7 +98,7 @@ enum Command {
 }
 
 /// The groups of commands in `tlite --help`.
-const GROUPS: [(&str, &[&str]); 5] = [
+const GROUPS: [(&str, &[&str]); 4] = [
     ("Run", &["chat", "generate", "run"]),
     (
         "Models",
@@ -108,8 +108,18 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Measure",
         &["bench", "perplexity", "eval", "profile", "roofline", "tune"],
     ),
-    ("Inspect", &["inspect", "devices", "selftest", "cache"]),
-    ("Other", &["completions", "man", "help"]),
+    (
+        "Other",
+        &[
+            "inspect",
+            "devices",
+            "selftest",
+            "cache",
+            "completions",
+            "man",
+            "help",
+        ],
+    ),
 ];
 
 /// Value names of options that take numbers.

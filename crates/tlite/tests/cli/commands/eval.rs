@@ -137,7 +137,7 @@ fn questions_that_cannot_be_used() {
     refused(" \n\n", &["0", "1"]);
     let good = json!({"question": "It is", "choices": ["a", "b"], "answer": 1}).to_string();
     let after = |count: usize, last: &str| format!("{good}\n").repeat(count) + last;
-    refused(&after(6, "{\"question\": \"a\", "), &["7", "JSON", "column 17"]);
+    refused(&after(6, "{\"question\": \"a\", "), &["7", "JSON", "column 18"]);
     refused(&after(1, "[1]"), &["2", "JSON"]);
     for (line, field, values) in [
         (
