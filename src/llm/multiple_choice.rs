@@ -322,6 +322,8 @@ mod tests {
             Question::parse(&serde_json::to_string(object).unwrap()).unwrap_err()
         };
         let long = "y".repeat(1000);
+        // With the quotation mark.
+        let shown_of_long = &long[..59];
         for (field, value, shown) in [
             ("question", None, "text"),
             ("question", Some(3.into()), "3"),
@@ -330,7 +332,7 @@ mod tests {
             ("choices", Some(serde_json::json!(["one"])), "one"),
             ("choices", Some(serde_json::json!(["one", ""])), "2 texts"),
             ("choices", Some(serde_json::json!(["one", 2])), "2"),
-            ("choices", Some(long.clone().into()), "yyy"),
+            ("choices", Some(long.clone().into()), shown_of_long),
             ("answer", None, "0 to 1"),
             ("answer", Some(2.into()), "2"),
             ("answer", Some((-1).into()), "-1"),

@@ -476,8 +476,7 @@ impl Gguf {
         }
         let data_start = (c.at as u64).next_multiple_of(alignment);
         let size = bytes.len() as u64;
-        let mut tensors = Vec::new();
-        let (mut end, mut cut) = (data_start, None);
+        let (mut tensors, mut end, mut cut) = (Vec::new(), data_start, None);
         for (mut info, offset) in entries {
             if offset % alignment != 0 {
                 let what = format!(
@@ -670,11 +669,8 @@ impl Gguf {
         match (first..).zip(&*out).find(|(_, v)| !v.is_finite()) {
             None => Ok(()),
             Some((element, v)) => {
-                let (name, kind, at) = (
-                    &info.name,
-                    info.ggml_type,
-                    info.start + element / per_block * size,
-                );
+                let (name, kind) = (&info.name, info.ggml_type);
+                let at = info.start + element / per_block * size;
                 let what = format!(
                     "tensor \"{name}\": element {element} is {v}; expected a finite number. Its {kind} block \
                      starts at byte {at} of the file"
