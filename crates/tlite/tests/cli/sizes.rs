@@ -25,6 +25,8 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("src/graph/op/conv/resize.rs", "cases", "a table of cases, one after another"),
     ("src/graph/op/attention/rotary_embedding.rs", "parts", "a graph, node by node"),
     ("src/llm/sampler/tests.rs", "numbers_out_of_range_name_their_option", "a table of cases, one after another"),
+    ("crates/tlite/src/cli/eval.rs", "run", "the steps of the command, in order"),
+    ("crates/tlite/tests/cli/commands/eval.rs", "questions_that_cannot_be_used", "a table of cases, one after another"),
     ("src/graph/op/attention/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
 ];
 

@@ -183,7 +183,7 @@ fn questions_that_cannot_be_used() {
     let long = json!({"question": "wife ".repeat(5000), "choices": ["a", "b"], "answer": 1});
     refused(
         &after(3, &long.to_string()),
-        &["line 4", "question", "context", "4096"],
+        &["line 4", "question", "context", "64"],
     );
     std::fs::write(&file, [&good.as_bytes()[..20], b"\xff"].concat()).unwrap();
     fails(&base, 2, &["FILE", "UTF-8", "20"]);
