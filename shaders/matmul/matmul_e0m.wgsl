@@ -1,7 +1,8 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes
-// ROWS rows (8, 4 with HALF_TILE, 2 with QUARTER_TILE, too) of COLS (4) neighbouring columns. The work-group
-// shares a group of x, and each weight is decoded once for all rows. With PARTS, the columns up to
-// end0, up to end1 and the rest are separate results, which start at elements 0, start1 and start2.
+// ROWS rows (8, 4 with HALF_TILE, 2 with QUARTER_TILE as well) of COLS (4) neighbouring columns. The
+// work-group shares a group of x, and each weight is decoded once for all rows. With PARTS, the
+// columns up to end0, up to end1 and the rest are separate results, which start at elements 0,
+// start1 and start2.
 //
 // The sums are separate variables, since an array that a compiler does not unroll is kept in
 // memory.

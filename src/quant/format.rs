@@ -171,18 +171,6 @@ impl Format {
     }
 }
 
-impl Format {
-    /// Whether kernels hold more per column than for other formats: words of two planes, and both
-    /// a scale and an offset.
-    pub fn has_most_registers(self) -> bool {
-        let offset = match self.scales {
-            Scales::Pairs => true,
-            Scales::Nested(nested) => nested.minima,
-        };
-        offset && self.bits.planes().len() == 2
-    }
-}
-
 impl std::fmt::Display for Format {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, groups of {}", self.bits, self.group)?;

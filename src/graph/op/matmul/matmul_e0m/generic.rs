@@ -8,7 +8,7 @@ use super::{
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx};
 use crate::num;
-use crate::quant::{Bits, GROUP_STEP};
+use crate::quant::{Bits, Format, GROUP_STEP, Scales};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -151,7 +151,7 @@ impl QuantizedMatMul {
     ) -> OpResult<Call<MatrixArgs>> {
         let tuning = tune::matrix(self, device, k, n, most);
         let mut tile = E0mShape::of(device).with_matrix(&tuning);
-        if device.few_registers && self.format.has_most_registers() {
+        if device.few_registers && has_most_registers(self.format) {
             tile.rows = tile.rows.min(2);
         }
         let columns = tile.matrix_items * tile.matrix_columns;
@@ -184,6 +184,16 @@ impl QuantizedMatMul {
             .define("CHAIN", if even { 2 } else { 1 });
         Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
     }
+}
+
+/// Whether a work-item of the matrix kernel holds more per column than with other formats: words of
+/// two planes, and both a scale and an offset.
+fn has_most_registers(format: Format) -> bool {
+    let offset = match format.scales {
+        Scales::Pairs => true,
+        Scales::Nested(nested) => nested.minima,
+    };
+    offset && format.bits.planes().len() == 2
 }
 
 /// Partial sums left after the first of two reduction steps.
