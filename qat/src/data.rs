@@ -16,7 +16,7 @@ pub use folder::Fit;
 
 /// Maximum bytes of a file after decompression.
 const LARGEST: u64 = 4 << 30;
-/// Where a set has no test pictures of its own, one picture of so many is held out.
+/// Where a set has no test pictures of its own, one in this number of pictures is held out.
 const HELD_OUT: usize = 5;
 
 /// Pictures of one size, with their labels.
@@ -52,16 +52,16 @@ pub struct Normalization {
 pub struct Augmentation {
     /// Mirrors half of the pictures.
     pub flip: bool,
-    /// Moves pictures by up to so many pixels along both axes.
+    /// Moves pictures by up to this number of pixels along both axes.
     pub shift: usize,
 }
 
 impl Data {
-    /// Reads `path` as pictures of this size for a network with so many classes.
+    /// Reads `path` as pictures of this size for a network with this number of classes.
     ///
     /// Errors, all of which name the file: nothing that is known as a data set; a class without
-    /// pictures; a label that is not below `classes`; pictures of another size. Pictures of IDX and
-    /// CSV files that are smaller are padded with zeros.
+    /// pictures; a label that is not below `classes`; pictures of another size. With [`Fit::Exact`],
+    /// pictures of IDX and CSV files that are smaller are padded with zeros.
     pub fn load(path: &Path, size: [usize; 3], classes: usize, fit: Fit) -> Result<Self> {
         let mut data = if let Some(csv) = csv::file(path) {
             let all = csv::read(&csv)?;
@@ -102,7 +102,7 @@ impl Data {
                 );
                 return Err(Error::data(path, what));
             }
-            *part = std::mem::replace(part, Pictures::none(size)).padded(size, path)?;
+            *part = std::mem::replace(part, Pictures::none(size)).fitted(size, path, fit)?;
         }
         Ok(data)
     }
@@ -159,11 +159,27 @@ impl Pictures {
         (train, test)
     }
 
-    /// The pictures with zeros around them.
-    fn padded(self, size: [usize; 3], path: &Path) -> Result<Self> {
+    /// The pictures in another size.
+    fn fitted(self, size: [usize; 3], path: &Path, fit: Fit) -> Result<Self> {
         if self.size == size {
             return Ok(self);
         }
+        if fit == Fit::Exact || self.size[0] != size[0] {
+            return self.padded(size, path);
+        }
+        let mut pixels = Vec::with_capacity(self.len() * size.iter().product::<usize>());
+        for plane in self.pixels.chunks_exact(self.size[1] * self.size[2]) {
+            pixels.extend(folder::fitted_plane(plane, self.size, path, size, fit)?);
+        }
+        Ok(Self {
+            size,
+            pixels,
+            labels: self.labels,
+        })
+    }
+
+    /// The pictures with zeros around them.
+    fn padded(self, size: [usize; 3], path: &Path) -> Result<Self> {
         let ([channels, height, width], [c, h, w]) = (self.size, size);
         if channels != c || height > h || width > w {
             let what = format!(

@@ -3,7 +3,7 @@
 use super::{Data, Pictures};
 use crate::error::{Error, Result};
 use image::imageops::FilterType;
-use image::{DynamicImage, GenericImageView, ImageReader, Limits};
+use image::{DynamicImage, GenericImageView, GrayImage, ImageReader, Limits};
 use std::path::{Path, PathBuf};
 
 /// Maximum bytes that decoding one picture may take.
@@ -134,4 +134,21 @@ fn fitted(image: DynamicImage, path: &Path, [height, width]: [usize; 2], fit: Fi
         Fit::Stretch => Ok(image.resize_exact(w, h, FilterType::Triangle)),
         Fit::Crop => Ok(image.resize_to_fill(w, h, FilterType::Triangle)),
     }
+}
+
+/// A channel of a picture in another size.
+pub fn fitted_plane(
+    plane: &[u8],
+    [_, height, width]: [usize; 3],
+    path: &Path,
+    [_, h, w]: [usize; 3],
+    fit: Fit,
+) -> Result<Vec<u8>> {
+    let sides = (u32::try_from(width), u32::try_from(height));
+    let image = match sides {
+        (Ok(width), Ok(height)) => GrayImage::from_raw(width, height, plane.to_vec()),
+        _ => None,
+    };
+    let image = image.ok_or_else(|| Error::data(path, "has pictures that are too large"))?;
+    Ok(fitted(image.into(), path, [h, w], fit)?.into_luma8().into_raw())
 }
