@@ -46,6 +46,8 @@ pub struct Report {
     pub pictures: usize,
     /// Share of pictures whose largest logit is that of their label.
     pub top1: f64,
+    /// Mean over the classes of the average precision of each class against the others.
+    pub mean_ap: f64,
     /// The beginning of the SHA-256 sum of all logits.
     pub checksum: String,
     /// `None` if no trained network is compared.
@@ -155,9 +157,41 @@ pub fn evaluate(
     Ok(Report {
         pictures: pictures.len(),
         top1: top1(&found, classes, &pictures.labels),
+        mean_ap: mean_average_precision(&found, classes, &pictures.labels),
         checksum: checksum(&[&bytes]),
         trained: trained.map(|t| agreement(t, pictures, &found)).transpose()?,
     })
+}
+
+/// The mean over the classes of their average precision: that of the pictures with the label, in the
+/// order of their probabilities. Classes without pictures do not count.
+#[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
+fn mean_average_precision(logits: &[f32], classes: usize, labels: &[usize]) -> f64 {
+    let rows = logits.chunks_exact(classes.max(1));
+    let probabilities: Vec<Vec<f64>> = rows
+        .map(|row| {
+            let most = row.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+            let all: Vec<f64> = row.iter().map(|v| f64::from(v - most).exp()).collect();
+            let sum: f64 = all.iter().sum();
+            all.into_iter().map(|v| v / sum).collect()
+        })
+        .collect();
+    let precisions = (0..classes).filter_map(|class| {
+        let mut order: Vec<(f64, bool)> = probabilities
+            .iter()
+            .zip(labels)
+            .map(|(row, label)| (row.get(class).copied().unwrap_or(f64::NAN), *label == class))
+            .collect();
+        order.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let ranks = order.iter().enumerate().filter(|(_, (_, hit))| *hit);
+        let precisions = ranks
+            .enumerate()
+            .map(|(n, (rank, _))| (n + 1) as f64 / (rank + 1) as f64);
+        let all: Vec<f64> = precisions.collect();
+        (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
+    });
+    let all: Vec<f64> = precisions.collect();
+    all.iter().sum::<f64>() / all.len().max(1) as f64
 }
 
 /// Compares outputs of an exported file with the network of the same folder.
