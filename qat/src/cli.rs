@@ -77,7 +77,7 @@ struct DataArgs {
     /// Folder with IDX files, CSV file, or folder with a folder of pictures for each class
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// What to do with pictures in folders that have another size than the model's
+    /// What to do with pictures of another size than the model's
     #[arg(long, value_enum, default_value = "exact")]
     fit: Fit,
     /// Subtract this from each channel (0 to 1), one number or one for each
@@ -127,6 +127,13 @@ struct TrainArgs {
     /// Use only the first N training pictures
     #[arg(long, value_name = "N", value_parser = whole(1, 1 << 40))]
     items: Option<u64>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// How training runs, which its result does not depend on.
+#[derive(Debug, Args)]
+struct RunArgs {
     /// Where to train
     #[arg(long, value_enum, default_value = "flex")]
     device: Where,
@@ -145,6 +152,18 @@ struct TrainArgs {
     /// Print metrics as JSON lines
     #[arg(long)]
     json: bool,
+}
+
+impl RunArgs {
+    fn files(&self, output: &Path) -> Files {
+        Files {
+            output: output.to_owned(),
+            restart: self.restart,
+            every: Duration::from_secs(self.checkpoint_every),
+            log: self.log_every,
+            stop_after: self.stop_after,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -362,28 +381,22 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
         normalization: args.data.normalization(network.picture[0])?,
         quantizing,
     };
-    let files = Files {
-        output: args.output.clone(),
-        restart: args.restart,
-        every: Duration::from_secs(args.checkpoint_every),
-        log: args.log_every,
-        stop_after: args.stop_after,
-    };
+    let files = args.run.files(&args.output);
     let mut bar = Bar {
         bar: ProgressBar::hidden(),
-        json: args.json,
+        json: args.run.json,
         smooth: None,
     };
     let accuracy = run::run(
         &network,
         &data,
         configuration,
-        &args.device.open(),
+        &args.run.device.open(),
         &files,
         &mut bar,
     )?;
     bar.bar.finish_and_clear();
-    if let Some(accuracy) = accuracy.filter(|_| !args.json) {
+    if let Some(accuracy) = accuracy.filter(|_| !args.run.json) {
         let pictures = data.test.len();
         print(&format!(
             "{}: top-1 {:.2} % of {pictures} test pictures",
@@ -448,8 +461,7 @@ fn evaluate(args: &EvaluateArgs) -> Result<()> {
     let how = (args.backend, args.integer);
     let report = evaluate::evaluate(&path, &data.test, &normalization, how, args.trained.as_deref())?;
     if args.json {
-        let text = serde_json::to_string(&report).unwrap_or_default();
-        print(&text);
+        print(&serde_json::json!(report).to_string());
         return Ok(());
     }
     print(&format!(

@@ -38,6 +38,9 @@ pub enum Error {
     /// A checkpoint is damaged or of another run.
     #[error("checkpoint {}: {what}", path.display())]
     Checkpoint { path: PathBuf, what: String },
+    /// A fault of this program.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
     /// A number became NaN or infinite.
     #[error("step {step}: {what} is {found}; try a lower --learning-rate")]
     NotFinite { step: u64, what: String, found: f32 },

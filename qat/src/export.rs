@@ -104,6 +104,8 @@ impl Integers {
 /// The bytes of the float model with trained parameters.
 pub fn encode_floats(network: &Network, state: &State) -> Result<Vec<u8>> {
     let all = network.parameters.iter().zip(&state.parameters);
-    let values: Vec<(&str, Vec<f32>)> = all.map(|(p, t)| (p.name.as_str(), numbers(t.clone()))).collect();
-    Ok(network.model.encode_with(&values)?)
+    let values: Result<Vec<(&str, Vec<f32>)>> = all
+        .map(|(p, t)| Ok((p.name.as_str(), numbers(t.clone())?)))
+        .collect();
+    Ok(network.model.encode_with(&values?)?)
 }

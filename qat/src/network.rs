@@ -293,9 +293,9 @@ impl Network {
             let folded = p.folded(pass.parameters);
             let scales = self.scales(p, &folded, quantization);
             let product = TrainedProduct {
-                scales: numbers(scales),
-                weights: numbers(folded.weights),
-                bias: folded.bias.map(numbers),
+                scales: numbers(scales)?,
+                weights: numbers(folded.weights)?,
+                bias: folded.bias.map(numbers).transpose()?,
             };
             if let Some(to) = all.get_mut(p.layer) {
                 *to = Some(product);
@@ -305,7 +305,7 @@ impl Network {
     }
 
     /// For each layer, its weights as a forward pass with these parameters uses them.
-    pub fn fake_weights(&self, pass: &Pass<'_>) -> Vec<Option<Vec<f32>>> {
+    pub fn fake_weights(&self, pass: &Pass<'_>) -> Result<Vec<Option<Vec<f32>>>> {
         let mut all = vec![None; self.model.placement.layers.len()];
         for step in &self.steps {
             if let (Step::Product(p), Some(q)) = (step, &pass.quantization)
@@ -313,10 +313,10 @@ impl Network {
             {
                 let folded = p.folded(pass.parameters);
                 let scales = self.scales(p, &folded, q);
-                *to = Some(numbers(fake_weights(folded.weights, scales, q.weights)));
+                *to = Some(numbers(fake_weights(folded.weights, scales, q.weights))?);
             }
         }
-        all
+        Ok(all)
     }
 
     /// The scales of a product's weights.
@@ -332,10 +332,10 @@ impl Network {
     }
 }
 
-/// The elements of a tensor.
-pub fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f32> {
-    // All tensors here hold `f32`.
-    x.into_data().try_into_vec::<f32>().unwrap_or_default()
+/// The elements of a tensor of `f32`.
+pub fn numbers<const D: usize>(x: Tensor<D>) -> Result<Vec<f32>> {
+    let elements = x.into_data().try_into_vec::<f32>();
+    elements.map_err(|e| Error::Internal(format!("a tensor without f32 elements: {e:?}")))
 }
 
 /// A vector of any layout along one axis.

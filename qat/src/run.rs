@@ -46,7 +46,7 @@ pub struct Files {
     pub every: Duration,
     /// Number of steps between lines of metrics.
     pub log: u64,
-    /// Ends the process's part of the run after so many steps, for tests.
+    /// Ends the process's part of the run after this number of steps, for tests.
     pub stop_after: Option<u64>,
 }
 

@@ -319,7 +319,7 @@ impl<'a> Trainer<'a> {
                 .into_iter()
                 .flat_map(|(_, ends)| ends.map(Tensor::inner)),
         );
-        let read = numbers(Tensor::cat(read, 0));
+        let read = numbers(Tensor::cat(read, 0))?;
         self.state.step += 1;
         let [loss, correct, ends @ ..] = read.as_slice() else {
             return Err(self.not_finite("the loss", f32::NAN));
@@ -407,7 +407,7 @@ impl<'a> Trainer<'a> {
     /// Fails if a parameter is not finite.
     pub fn check_parameters(&self) -> Result<()> {
         for (p, t) in self.network.parameters.iter().zip(&self.state.parameters) {
-            if let Some(v) = numbers(t.clone()).iter().find(|v| !v.is_finite()) {
+            if let Some(v) = numbers(t.clone())?.iter().find(|v| !v.is_finite()) {
                 return Err(self.not_finite(&format!("an element of \"{}\"", p.name), *v));
             }
         }
@@ -518,7 +518,7 @@ pub fn logits(
         let (data, _) = pictures.batch(&filled, &configuration.normalization, None);
         let [c, h, w] = network.picture;
         let x = Tensor::from_data(TensorData::new(data, [filled.len(), c, h, w]), device);
-        let found = numbers(network.forward(x, pass)?.logits);
+        let found = numbers(network.forward(x, pass)?.logits)?;
         all.extend(found.into_iter().take(part.len() * network.classes));
     }
     Ok(all)

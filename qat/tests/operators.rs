@@ -29,7 +29,7 @@ fn check(path: &Path) {
         observe: false,
     };
     let batch = Tensor::from_data(TensorData::new(x.clone(), [3, c, h, w]), &Device::flex());
-    let found = numbers(network.forward(batch, &pass).unwrap().logits);
+    let found = numbers(network.forward(batch, &pass).unwrap().logits).unwrap();
     let mut runner = Runner::load(path, None, &RunnerOptions::default()).unwrap();
     let x = HostTensor::from_f32(&[3, c, h, w], &x).unwrap();
     let expected = runner

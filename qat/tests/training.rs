@@ -41,7 +41,7 @@ fn check(quantizing: Quantizing) {
     let (state, c) = State::load(&ints.join(CHECKPOINT), &network, None, &Device::flex()).unwrap();
     let made = Integers::of(&network, &state, &quantizing).unwrap();
     let exported = made.dequantized(&network).unwrap();
-    let fake = network.fake_weights(&made.pass());
+    let fake = network.fake_weights(&made.pass()).unwrap();
     assert_eq!(
         exported.iter().flatten().count(),
         10,

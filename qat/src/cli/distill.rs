@@ -1,18 +1,16 @@
 //! `tlite-qat distill`.
 
-use super::{Where, positive, print, size, whole};
+use super::{RunArgs, positive, print, size, whole};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::Duration;
 use transformer_lite::unstable::quant::{Bits, Method};
 use transformer_lite_qat::llm::decoder::Decoder;
 use transformer_lite_qat::llm::distill::{self, Job, Progress};
 use transformer_lite_qat::llm::grid::Start;
 use transformer_lite_qat::llm::student::{Configuration, Measured, Quantizing};
 use transformer_lite_qat::llm::text::{self, Settings};
-use transformer_lite_qat::run::Files;
 use transformer_lite_qat::{Error, Result};
 
 #[derive(Debug, Args)]
@@ -73,24 +71,8 @@ pub struct DistillArgs {
     /// Seed of the text that MODEL writes
     #[arg(long, value_name = "N", default_value_t = 0)]
     text_seed: u64,
-    /// Where to train
-    #[arg(long, value_enum, default_value = "flex")]
-    device: Where,
-    /// Delete what an interrupted run to the same folder left
-    #[arg(long)]
-    restart: bool,
-    /// Seconds between checkpoints
-    #[arg(long, value_name = "N", default_value_t = 60)]
-    checkpoint_every: u64,
-    /// Steps between lines of metrics
-    #[arg(long, value_name = "N", default_value_t = 50)]
-    log_every: u64,
-    /// Stop after step N, as if interrupted
-    #[arg(long, value_name = "N", hide = true)]
-    stop_after: Option<u64>,
-    /// Print metrics as JSON lines
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    run: RunArgs,
 }
 
 /// Methods of `tlite quantize` that look only at weights.
@@ -131,7 +113,7 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
         ));
     }
     let (decoder, values) = Decoder::open(&args.model)?;
-    let device = args.device.open();
+    let device = args.run.device.open();
     let model = distill::model_checksum(&args.model, &values)?;
     let (start, from) = match &args.start {
         Some(folder) => {
@@ -155,10 +137,10 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
         }
     };
     let tokens = size(args.length);
-    let hidden = args.json || args.text_only;
+    let hidden = args.run.json || args.text_only;
     let mut bar = Bar {
         bar: ProgressBar::hidden(),
-        json: args.json,
+        json: args.run.json,
     };
     let sequences = match &args.text {
         Some(file) => text::user(&args.model, file, tokens)?,
@@ -216,13 +198,7 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
         seed: args.seed,
         held_out: size(args.held_out),
     };
-    let files = Files {
-        output: output.clone(),
-        restart: args.restart,
-        every: Duration::from_secs(args.checkpoint_every),
-        log: args.log_every,
-        stop_after: args.stop_after,
-    };
+    let files = args.run.files(output);
     let job = Job {
         model: &args.model,
         decoder: &decoder,
@@ -233,7 +209,7 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
     };
     let last = distill::run(&job, configuration, &device, &files, &mut bar)?;
     bar.bar.finish_and_clear();
-    if let Some(last) = last.filter(|_| !args.json) {
+    if let Some(last) = last.filter(|_| !args.run.json) {
         let kl = last.get("held_out_kl").and_then(Value::as_f64);
         let kl = kl.map(|kl| format!(": mean KL {kl:.4} on {} sequences", args.held_out));
         print(&format!("{}{}", output.display(), kl.unwrap_or_default()));

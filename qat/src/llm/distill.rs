@@ -92,7 +92,7 @@ pub fn check(folder: &Path, decoder: &Decoder, values: &Values, device: &Device)
     let expected = loaded.model()?.forward_all(&ids)?;
     let weights = tensors(&decoder.parameters, values, device);
     let positions = decoder.positions(ids.len(), device);
-    let found = numbers(decoder.forward(&weights, tokens(&[&ids], device), &positions));
+    let found = numbers(decoder.forward(&weights, tokens(&[&ids], device), &positions))?;
     let largest = expected.iter().fold(1.0f32, |m, v| m.max(v.abs()));
     let apart = expected
         .iter()
@@ -170,16 +170,16 @@ pub fn run(
     };
     let (began, mut saved) = (Instant::now(), Instant::now());
     progress.begin(student.state.step, steps);
-    let with_held_out = |student: &Student<'_>, mut line: Value| {
-        if let Some(held) = student.evaluate() {
+    let with_held_out = |student: &Student<'_>, mut line: Value| -> Result<Value> {
+        if let Some(held) = student.evaluate()? {
             line["held_out_loss"] = json!(held.loss);
             line["held_out_kl"] = json!(held.divergence);
         }
-        line
+        Ok(line)
     };
     if student.state.step == 0 {
         let line = json!({ "step": 0, "confidence": student.state.confidence });
-        put(with_held_out(&student, line), progress)?;
+        put(with_held_out(&student, line)?, progress)?;
     }
     let last = files.stop_after.map_or(steps, |n| n.min(steps));
     let mut since: Vec<Measured> = Vec::new();
@@ -200,7 +200,7 @@ pub fn run(
                 "seconds": began.elapsed().as_secs_f64(),
             });
             since.clear();
-            put(with_held_out(&student, line), progress)?;
+            put(with_held_out(&student, line)?, progress)?;
         }
         if saved.elapsed() >= files.every {
             student

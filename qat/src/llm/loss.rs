@@ -1,6 +1,7 @@
 //! Losses of next-token distributions, with their gradients. Gradients are computed here, so that
 //! automatic differentiation keeps no further tensors as large as the logits.
 
+use crate::error::Result;
 use crate::network::numbers;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
@@ -47,8 +48,8 @@ pub fn cross_entropy(student: Tensor<2>, next: Tensor<1, Int>) -> Loss {
 }
 
 /// Sum of the probabilities of the next tokens.
-pub fn confidence(logits: Tensor<2>, next: Tensor<1, Int>) -> f64 {
+pub fn confidence(logits: Tensor<2>, next: Tensor<1, Int>) -> Result<f64> {
     let count = logits.dims()[0];
     let chosen = log_softmax(logits, 1).gather(1, next.reshape([count, 1])).exp();
-    numbers(chosen).iter().map(|p| f64::from(*p)).sum()
+    Ok(numbers(chosen)?.iter().map(|p| f64::from(*p)).sum())
 }

@@ -3,16 +3,14 @@
 use super::decoder::{Decoder, Positions, tensors, tokens};
 use super::grid::{Grid, Start};
 use super::loss::{self, Loss};
+use crate::checkpoint::{self, Named};
 use crate::data::shuffled;
 use crate::error::{Error, Result};
 use crate::network::numbers;
 use crate::train::check_options;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::path::Path;
-use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::num::random_bits;
 
 /// How weights are quantized.
@@ -135,7 +133,7 @@ impl<'a> Student<'a> {
             state,
         };
         if !began {
-            student.state.confidence = student.confidence();
+            student.state.confidence = student.confidence()?;
         }
         Ok(student)
     }
@@ -160,14 +158,17 @@ impl<'a> Student<'a> {
 
     /// Mean probability of the next tokens for the teacher.
     #[expect(clippy::cast_precision_loss, reason = "numbers of tokens")]
-    fn confidence(&self) -> f64 {
-        let Some(teacher) = &self.teacher else { return 0.0 };
+    fn confidence(&self) -> Result<f64> {
+        let Some(teacher) = &self.teacher else {
+            return Ok(0.0);
+        };
         let all: Vec<&Vec<u32>> = self.parts().0.iter().take(CONFIDENT).collect();
         let sums = all.chunks(self.at_once).map(|part| {
             let [fed, next] = self.feed(part);
             loss::confidence(self.decoder.forward(teacher, fed, &self.positions), next)
         });
-        sums.sum::<f64>() / (all.len() * self.configuration.length).max(1) as f64
+        let sum: f64 = sums.sum::<Result<f64>>()?;
+        Ok(sum / (all.len() * self.configuration.length).max(1) as f64)
     }
 
     /// The sequences of the next step.
@@ -220,18 +221,18 @@ impl<'a> Student<'a> {
 
     /// Means of sums over tokens.
     #[expect(clippy::cast_precision_loss, reason = "numbers of tokens")]
-    fn measured(&self, sums: Option<Tensor<1>>, sequences: usize) -> Measured {
-        let sums = sums.map(numbers).unwrap_or_default();
+    fn measured(&self, sums: Option<Tensor<1>>, sequences: usize) -> Result<Measured> {
+        let sums = sums.map(numbers).transpose()?.unwrap_or_default();
         let count = (sequences * self.configuration.length).max(1) as f64;
         let mean = |i: usize| sums.get(i).map_or(f64::NAN, |v| f64::from(*v) / count);
-        Measured {
+        Ok(Measured {
             loss: mean(0),
             divergence: mean(1),
-        }
+        })
     }
 
     /// The loss over the sequences held out; `None` if there are none.
-    pub fn evaluate(&self) -> Option<Measured> {
+    pub fn evaluate(&self) -> Result<Option<Measured>> {
         let held: Vec<&Vec<u32>> = self.parts().1.iter().collect();
         let (weights, mut sums) = (self.effective(), None);
         for part in held.chunks(self.at_once) {
@@ -239,7 +240,8 @@ impl<'a> Student<'a> {
             let logits = self.decoder.forward(&weights, fed.clone(), &self.positions);
             sums = sum(sums, self.loss(logits, fed, next).sums);
         }
-        (!held.is_empty()).then(|| self.measured(sums, held.len()))
+        let any = !held.is_empty();
+        any.then(|| self.measured(sums, held.len())).transpose()
     }
 
     /// Makes a step. An error names the step if the loss is not finite.
@@ -267,7 +269,7 @@ impl<'a> Student<'a> {
                 }
             }
         }
-        let measured = self.measured(sums, batch.len());
+        let measured = self.measured(sums, batch.len())?;
         if !measured.loss.is_finite() {
             #[expect(clippy::cast_possible_truncation, reason = "for a message")]
             let found = measured.loss as f32;
@@ -321,7 +323,7 @@ impl<'a> Student<'a> {
     /// The parameters on the host. An error names one that is not finite.
     pub fn values(&self) -> Result<Vec<Vec<f32>>> {
         let value = |(p, t): (&super::decoder::Parameter, &Tensor<2>)| {
-            let values = numbers(t.clone());
+            let values = numbers(t.clone())?;
             match values.iter().find(|v| !v.is_finite()) {
                 None => Ok(values),
                 Some(v) => {
@@ -370,80 +372,35 @@ struct Header {
 impl State {
     /// Writes the state; the file appears complete or not at all.
     pub fn save(&self, path: &Path, decoder: &Decoder, configuration: &Configuration) -> Result<()> {
-        let failed = |what: String| Error::Checkpoint {
-            path: path.to_owned(),
-            what,
-        };
         let header = Header {
             configuration: configuration.clone(),
             step: self.step,
             confidence: self.confidence,
         };
-        let header = serde_json::to_string(&header).map_err(|e| failed(e.to_string()))?;
-        let [means, squares] = &self.moments;
-        let mut data: Vec<(String, [usize; 2], Vec<u8>)> = Vec::new();
-        for (prefix, tensors) in PREFIXES.iter().zip([&self.parameters, means, squares]) {
-            for (p, t) in decoder.parameters.iter().zip(tensors) {
-                let bytes = numbers(t.clone()).iter().flat_map(|v| v.to_le_bytes()).collect();
-                data.push((format!("{prefix}{}", p.name), p.shape, bytes));
-            }
-        }
-        let views = data.iter().map(|(name, shape, bytes)| {
-            Ok((name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), bytes)?))
-        });
-        let views: std::result::Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
-        let metadata = HashMap::from([(KEY.to_owned(), header)]);
-        let bytes = views.and_then(|v| safetensors::serialize(v, Some(metadata)));
-        let bytes = bytes.map_err(|e| failed(e.to_string()))?;
-        Ok(write_whole(path, |file| file.write_all(&bytes))?)
+        let [parameters, means, squares] = PREFIXES;
+        let groups = [
+            (parameters, &self.parameters[..]),
+            (means, &self.moments[0]),
+            (squares, &self.moments[1]),
+        ];
+        checkpoint::write(path, KEY, &header, &named(decoder), &groups)
     }
 
     /// Reads a state of this decoder, which must be of a run with the same configuration.
     pub fn load(path: &Path, decoder: &Decoder, wanted: &Configuration, device: &Device) -> Result<Self> {
-        let failed = |what: String| Error::Checkpoint {
-            path: path.to_owned(),
-            what,
-        };
-        let damaged = |e: &dyn std::fmt::Display| failed(format!("is damaged or cut off: {e}"));
-        let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
-        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(&e))?;
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| damaged(&e))?;
-        let header = metadata.metadata().as_ref().and_then(|m| m.get(KEY));
-        let header = header.ok_or_else(|| failed("is not of tlite-qat distill".to_owned()))?;
-        let header: Header = serde_json::from_str(header).map_err(|e| damaged(&e))?;
-        check_options(&header.configuration, wanted).map_err(failed)?;
-        let read = |prefix: &str| -> Result<Vec<Tensor<2>>> {
-            let all = decoder.parameters.iter().map(|p| {
-                let view = tensors
-                    .tensor(&format!("{prefix}{}", p.name))
-                    .map_err(|e| damaged(&e))?;
-                if view.shape() != p.shape || view.dtype() != Dtype::F32 {
-                    let (dtype, shape) = (view.dtype(), view.shape());
-                    let what = format!(
-                        "\"{}\": expected f32{:?}, found {dtype:?}{shape:?}",
-                        p.name, p.shape
-                    );
-                    return Err(failed(what));
-                }
-                let values = view
-                    .data()
-                    .as_chunks::<4>()
-                    .0
-                    .iter()
-                    .map(|b| f32::from_le_bytes(*b));
-                Ok(Tensor::from_data(
-                    TensorData::new(values.collect::<Vec<f32>>(), p.shape),
-                    device,
-                ))
-            });
-            all.collect()
-        };
-        let [parameters, means, squares] = PREFIXES;
+        let check = |header: &Header| check_options(&header.configuration, wanted);
+        let (header, [parameters, means, squares]) =
+            checkpoint::read(path, KEY, check, &named(decoder), PREFIXES, device)?;
         Ok(Self {
             step: header.step,
             confidence: header.confidence,
-            parameters: read(parameters)?,
-            moments: [read(means)?, read(squares)?],
+            parameters,
+            moments: [means, squares],
         })
     }
+}
+
+fn named(decoder: &Decoder) -> Vec<Named<'_, 2>> {
+    let parameters = decoder.parameters.iter();
+    parameters.map(|p| (p.name.as_str(), p.shape)).collect()
 }
