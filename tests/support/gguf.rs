@@ -246,14 +246,19 @@ pub fn byte_vocabulary(file: &mut File, pre: &str) {
 
 /// A random model of two layers of `llama` or `qwen2`.
 pub fn tiny(architecture: &str, traits: Traits) -> File {
+    tiny_of(architecture, traits, [HIDDEN, INTERMEDIATE])
+}
+
+/// The same with other sizes of hidden and intermediate vectors.
+pub fn tiny_of(architecture: &str, traits: Traits, [hidden, intermediate]: [usize; 2]) -> File {
     let mut file = File::default();
     file.set("general.architecture", Value::String(architecture.to_owned()));
     file.set("general.name", Value::String("tiny".to_owned()));
     for (key, v) in [
         ("block_count", 2),
         ("context_length", 64),
-        ("embedding_length", HIDDEN),
-        ("feed_forward_length", INTERMEDIATE),
+        ("embedding_length", hidden),
+        ("feed_forward_length", intermediate),
         ("attention.head_count", HEADS),
         ("attention.head_count_kv", KV_HEADS),
     ] {
@@ -278,19 +283,19 @@ pub fn tiny(architecture: &str, traits: Traits) -> File {
         let data = random(&mut seed, dims.iter().product());
         file.add_f32(name, dims, &data);
     };
-    add(&mut file, "token_embd.weight", &[HIDDEN, VOCAB]);
+    add(&mut file, "token_embd.weight", &[hidden, VOCAB]);
     for layer in 0..2 {
-        let (q, kv) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+        let (q, kv) = (hidden, KV_HEADS * hidden / HEADS);
         for (name, dims) in [
-            ("attn_norm.weight", vec![HIDDEN]),
-            ("ffn_norm.weight", vec![HIDDEN]),
-            ("attn_q.weight", vec![HIDDEN, q]),
-            ("attn_k.weight", vec![HIDDEN, kv]),
-            ("attn_v.weight", vec![HIDDEN, kv]),
-            ("attn_output.weight", vec![q, HIDDEN]),
-            ("ffn_gate.weight", vec![HIDDEN, INTERMEDIATE]),
-            ("ffn_up.weight", vec![HIDDEN, INTERMEDIATE]),
-            ("ffn_down.weight", vec![INTERMEDIATE, HIDDEN]),
+            ("attn_norm.weight", vec![hidden]),
+            ("ffn_norm.weight", vec![hidden]),
+            ("attn_q.weight", vec![hidden, q]),
+            ("attn_k.weight", vec![hidden, kv]),
+            ("attn_v.weight", vec![hidden, kv]),
+            ("attn_output.weight", vec![q, hidden]),
+            ("ffn_gate.weight", vec![hidden, intermediate]),
+            ("ffn_up.weight", vec![hidden, intermediate]),
+            ("ffn_down.weight", vec![intermediate, hidden]),
         ] {
             add(&mut file, &format!("blk.{layer}.{name}"), &dims);
         }
@@ -300,9 +305,9 @@ pub fn tiny(architecture: &str, traits: Traits) -> File {
             }
         }
     }
-    add(&mut file, "output_norm.weight", &[HIDDEN]);
+    add(&mut file, "output_norm.weight", &[hidden]);
     if traits.untied {
-        add(&mut file, "output.weight", &[HIDDEN, VOCAB]);
+        add(&mut file, "output.weight", &[hidden, VOCAB]);
     }
     if traits.rope_freqs {
         file.add_f32("rope_freqs.weight", &[HEAD_DIM / 2], &[1.0, 1.0, 2.0, 8.0]);
