@@ -30,14 +30,13 @@ pub struct State {
     /// Number of steps that are done.
     pub step: u64,
     pub parameters: Vec<Tensor<RANK>>,
-    /// Moving averages of gradients.
-    pub momenta: Vec<Tensor<RANK>>,
+    /// What the optimizer keeps of earlier gradients: lists as long as that of parameters.
+    pub kept: Vec<Vec<Tensor<RANK>>>,
     pub ranges: Vec<Option<Range>>,
 }
 
-/// Prefixes of the names of tensors.
+/// Prefix of the names of parameters.
 const PARAMETER: &str = "parameter.";
-const MOMENTUM: &str = "momentum.";
 
 impl State {
     /// Writes the state.
@@ -47,7 +46,13 @@ impl State {
             step: self.step,
             ranges: self.ranges.clone(),
         };
-        let groups = [(PARAMETER, &self.parameters[..]), (MOMENTUM, &self.momenta)];
+        let kept = configuration
+            .optimizer
+            .prefixes()
+            .zip(self.kept.iter().map(Vec::as_slice));
+        let groups: Vec<_> = std::iter::once((PARAMETER, &self.parameters[..]))
+            .chain(kept)
+            .collect();
         write(path, KEY, &header, &named(network), &groups)
     }
 
@@ -64,17 +69,16 @@ impl State {
                 header.configuration.check(wanted)?;
             }
             match header.ranges.len() {
-                found if found == ranges => Ok(()),
+                found if found == ranges => Ok(header.configuration.optimizer.prefixes().collect()),
                 found => Err(format!("expected {ranges} ranges, found {found}")),
             }
         };
-        let prefixes = [PARAMETER, MOMENTUM];
-        let (header, [parameters, momenta]) =
-            read::<Header, _, _>(path, KEY, check, &named(network), prefixes, device)?;
+        let (header, [parameters], kept) =
+            read::<Header, _, _>(path, KEY, check, &named(network), [PARAMETER], device)?;
         let state = Self {
             step: header.step,
             parameters,
-            momenta,
+            kept,
             ranges: header.ranges,
         };
         Ok((state, header.configuration))
@@ -85,6 +89,9 @@ fn named(network: &Network) -> Vec<Named<'_, RANK>> {
     let parameters = network.parameters.iter();
     parameters.map(|p| (p.name.as_str(), p.shape)).collect()
 }
+
+/// A tensor for each parameter.
+type Group<const D: usize> = Vec<Tensor<D>>;
 
 /// Name and shape of a parameter.
 pub(crate) type Named<'a, const D: usize> = (&'a str, [usize; D]);
@@ -120,16 +127,16 @@ pub(crate) fn write<const D: usize>(
     Ok(write_whole(path, |file| file.write_all(&bytes))?)
 }
 
-/// Reads the header, which `check` must accept, and the groups with these prefixes of a file that
-/// [`write`] wrote.
+/// Reads the header, the groups with these prefixes, and those whose prefixes `check` returns, of a
+/// file that [`write`] wrote. `check` says why it refuses a header.
 pub(crate) fn read<H: DeserializeOwned, const D: usize, const N: usize>(
     path: &Path,
     key: &str,
-    check: impl FnOnce(&H) -> std::result::Result<(), String>,
+    check: impl FnOnce(&H) -> std::result::Result<Vec<&'static str>, String>,
     parameters: &[Named<'_, D>],
     prefixes: [&str; N],
     device: &Device,
-) -> Result<(H, [Vec<Tensor<D>>; N])> {
+) -> Result<(H, [Group<D>; N], Vec<Group<D>>)> {
     let failed = |what: String| Error::Checkpoint {
         path: path.to_owned(),
         what,
@@ -141,7 +148,7 @@ pub(crate) fn read<H: DeserializeOwned, const D: usize, const N: usize>(
     let header = metadata.metadata().as_ref().and_then(|m| m.get(key));
     let header = header.ok_or_else(|| failed(format!("is not of {key}")))?;
     let header: H = serde_json::from_str(header).map_err(|e| damaged(&e))?;
-    check(&header).map_err(failed)?;
+    let more = check(&header).map_err(failed)?;
     let tensor = |prefix: &str, (name, shape): &Named<'_, D>| {
         let view = tensors.tensor(&format!("{prefix}{name}"));
         let view = view.map_err(|e| damaged(&e))?;
@@ -154,10 +161,16 @@ pub(crate) fn read<H: DeserializeOwned, const D: usize, const N: usize>(
         let values: Vec<f32> = values.map(|b| f32::from_le_bytes(*b)).collect();
         Ok(Tensor::from_data(TensorData::new(values, *shape), device))
     };
+    let read = |prefix: &str| {
+        parameters
+            .iter()
+            .map(|p| tensor(prefix, p))
+            .collect::<Result<_>>()
+    };
     let mut groups = [const { Vec::new() }; N];
     for (group, prefix) in groups.iter_mut().zip(prefixes) {
-        let all = parameters.iter().map(|p| tensor(prefix, p));
-        *group = all.collect::<Result<_>>()?;
+        *group = read(prefix)?;
     }
-    Ok((header, groups))
+    let more = more.into_iter().map(read).collect::<Result<_>>()?;
+    Ok((header, groups, more))
 }

@@ -14,6 +14,7 @@ use transformer_lite_qat::data::{Augmentation, Data, Fit, Normalization};
 use transformer_lite_qat::evaluate::{self, Integer, Place};
 use transformer_lite_qat::fake::Bits;
 use transformer_lite_qat::network::Network;
+use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::{self, Files, Progress};
 use transformer_lite_qat::train::{Configuration, Folding, Measured, Quantizing, Schedule, checksum};
 use transformer_lite_qat::{Error, Result};
@@ -109,9 +110,12 @@ struct TrainArgs {
     /// How the learning rate falls
     #[arg(long, value_enum, default_value = "staircase")]
     schedule: Schedule,
-    /// What a step keeps of earlier gradients
-    #[arg(long, value_name = "F", default_value_t = 0.9, value_parser = share)]
-    momentum: f64,
+    /// How gradients change weights
+    #[arg(long, value_enum, default_value = "sgd")]
+    optimizer: Optimizer,
+    /// What a step keeps of earlier gradients [default: 0.9; adagrad has none]
+    #[arg(long, value_name = "F", value_parser = share)]
+    momentum: Option<f64>,
     /// Weight decay
     #[arg(long, value_name = "F", default_value_t = 1e-4, value_parser = share)]
     weight_decay: f64,
@@ -350,6 +354,17 @@ fn new(args: &NewArgs) -> Result<()> {
     Ok(())
 }
 
+/// The momentum of a run; 0 for an optimizer without one, which cannot be given any.
+fn momentum(args: &TrainArgs) -> Result<f64> {
+    match (args.optimizer.usual_momentum(), args.momentum) {
+        (None, Some(found)) => {
+            let what = format!("expected none, since adagrad has no momentum, found {found}");
+            Err(Error::option("--momentum", what))
+        }
+        (usual, given) => Ok(given.or(usual).unwrap_or(0.0)),
+    }
+}
+
 fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
     let path = model_file(&args.model);
     let network = Network::open(&path)?;
@@ -371,7 +386,8 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
             .learning_rate
             .unwrap_or(if quantizing.is_some() { 0.005 } else { 0.05 }),
         schedule: args.schedule,
-        momentum: args.momentum,
+        optimizer: args.optimizer,
+        momentum: momentum(args)?,
         weight_decay: args.weight_decay,
         seed: args.seed,
         augmentation: Augmentation {

@@ -9,7 +9,7 @@
 //! * [`network`]: a walker from the engine's graph to `burn` tensors; [`op`] has the operators;
 //! * [`fake`]: fake quantization;
 //! * [`data`], [`arch`]: labelled pictures, and built-in architectures;
-//! * [`train`], [`run`], [`checkpoint`]: steps, and runs on disk that can be resumed;
+//! * [`train`], [`optimizer`], [`run`], [`checkpoint`]: steps, and runs on disk that can be resumed;
 //! * [`llm`]: language models;
 //! * [`export`], [`evaluate`]: writes the result, and runs it in the engine.
 #![warn(
@@ -39,6 +39,7 @@ pub mod fake;
 pub mod llm;
 pub mod network;
 pub mod op;
+pub mod optimizer;
 pub mod page;
 pub mod run;
 pub mod train;

@@ -1,12 +1,13 @@
-//! Training: stochastic gradient descent with momentum, in floats or with fake quantization.
+//! Training: gradient descent, in floats or with fake quantization.
 
 use crate::checkpoint::State;
 use crate::data::{Augmentation, Data, Normalization, Pictures, shuffled};
 use crate::error::{Error, Result};
 use crate::fake::{Bits, Grid, Range};
 use crate::network::{Network, Pass, Quantization, Role, Statistics, numbers};
+use crate::optimizer::Optimizer;
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use transformer_lite::unstable::graph::ValueId;
@@ -56,6 +57,9 @@ pub struct Configuration {
     pub batch: usize,
     pub learning_rate: f64,
     pub schedule: Schedule,
+    /// Checkpoints without one are of stochastic gradient descent.
+    #[serde(default)]
+    pub optimizer: Optimizer,
     pub momentum: f64,
     pub weight_decay: f64,
     pub seed: u64,
@@ -157,14 +161,10 @@ impl<'a> Trainer<'a> {
             Some(state) => state,
             None => {
                 let parameters = network.initial(&device)?;
-                let momenta = parameters
-                    .iter()
-                    .map(|p| Tensor::zeros(p.dims(), &device))
-                    .collect();
                 State {
                     step: 0,
+                    kept: configuration.optimizer.first(&parameters, &device),
                     parameters,
-                    momenta,
                     ranges: vec![None; network.model.placement.ranges.len()],
                 }
             }
@@ -252,27 +252,10 @@ impl<'a> Trainer<'a> {
         let (numbers_in, labels) = self.batch();
         let grids = self.grids(false)?;
         let network = self.network;
-        let size = [
-            labels.len(),
-            network.picture[0],
-            network.picture[1],
-            network.picture[2],
-        ];
+        let [c, h, w] = network.picture;
+        let size = [labels.len(), c, h, w];
         let x = Tensor::<4>::from_data(TensorData::new(numbers_in, size), &self.device);
-        let trained = |p: &crate::network::Parameter| p.role != Role::Statistic;
-        let leaves: Vec<Tensor<4>> = network
-            .parameters
-            .iter()
-            .zip(&self.state.parameters)
-            .map(|(p, t)| {
-                let t = t.clone();
-                if trained(p) {
-                    t.autodiff().require_grad()
-                } else {
-                    t
-                }
-            })
-            .collect();
+        let leaves = self.leaves();
         let quantizing = self.configuration.quantizing.as_ref();
         let pass = Pass {
             parameters: &leaves,
@@ -287,24 +270,7 @@ impl<'a> Trainer<'a> {
         let forward = network.forward(x, &pass)?;
         let (loss, correct) = cross_entropy(forward.logits, &labels, network.classes);
         let mut gradients = loss.backward();
-        let rate = self.learning_rate();
-        let (momentum, decay) = (self.configuration.momentum, self.configuration.weight_decay);
-        for (i, (p, leaf)) in network.parameters.iter().zip(&leaves).enumerate() {
-            let Some(gradient) = leaf.grad_remove(&mut gradients) else {
-                continue;
-            };
-            let (Some(value), Some(moment)) =
-                (self.state.parameters.get_mut(i), self.state.momenta.get_mut(i))
-            else {
-                continue;
-            };
-            let gradient = match p.role {
-                Role::Weights if decay > 0.0 => gradient + value.clone().mul_scalar(decay),
-                _ => gradient,
-            };
-            *moment = moment.clone().mul_scalar(momentum) + gradient;
-            *value = value.clone() - moment.clone().mul_scalar(rate);
-        }
+        self.descend(&leaves, &mut gradients);
         for (i, new) in forward.statistics {
             if let Some(old) = self.state.parameters.get_mut(i) {
                 *old = old.clone().mul_scalar(NORM_DECAY) + new.inner().mul_scalar(1.0 - NORM_DECAY);
@@ -339,6 +305,35 @@ impl<'a> Trainer<'a> {
             correct,
             pictures: labels.len(),
         })
+    }
+
+    /// The parameters, with those that are trained as leaves of a graph of gradients.
+    fn leaves(&self) -> Vec<Tensor<4>> {
+        let all = self.network.parameters.iter().zip(&self.state.parameters);
+        all.map(|(p, t)| match p.role {
+            Role::Statistic => t.clone(),
+            _ => t.clone().autodiff().require_grad(),
+        })
+        .collect()
+    }
+
+    /// Changes all parameters by their gradients.
+    fn descend(&mut self, leaves: &[Tensor<4>], gradients: &mut Gradients) {
+        let rate = self.learning_rate();
+        let c = &self.configuration;
+        let State { parameters, kept, .. } = &mut self.state;
+        let all = self.network.parameters.iter().zip(parameters).zip(leaves);
+        for (i, ((p, value), leaf)) in all.enumerate() {
+            let Some(gradient) = leaf.grad_remove(gradients) else {
+                continue;
+            };
+            let gradient = match p.role {
+                Role::Weights if c.weight_decay > 0.0 => gradient + value.clone().mul_scalar(c.weight_decay),
+                _ => gradient,
+            };
+            let mut kept: Vec<_> = kept.iter_mut().filter_map(|k| k.get_mut(i)).collect();
+            c.optimizer.step(value, &mut kept, gradient, rate, c.momentum);
+        }
     }
 
     fn not_finite(&self, what: &str, found: f32) -> Error {

@@ -8,6 +8,7 @@ use support::{Silent, bars, configuration, files, load, quantizing, small};
 use transformer_lite_qat::Error;
 use transformer_lite_qat::data::{Data, Fit};
 use transformer_lite_qat::network::Network;
+use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::run;
 
 fn assert_has(error: &Error, parts: &[&str]) {
@@ -156,6 +157,12 @@ fn checkpoints_that_are_cut_off_or_of_other_options_are_refused() {
         &["seed was 7 and is now 8", "--restart"],
     );
     c.seed = 7;
+    c.optimizer = Optimizer::Rmsprop;
+    assert_has(
+        &go(&c, Some(3), false).unwrap_err(),
+        &["optimizer was \"sgd\" and is now \"rmsprop\"", "--restart"],
+    );
+    c.optimizer = Optimizer::Sgd;
     let path = folder.path().join(".train-out/checkpoint.safetensors");
     let whole = std::fs::read(&path).unwrap();
     for length in [0, 7, 100, whole.len() - 1] {

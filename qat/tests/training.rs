@@ -10,6 +10,7 @@ use transformer_lite_qat::evaluate::{Integer, Place, evaluate};
 use transformer_lite_qat::export::Integers;
 use transformer_lite_qat::fake::Bits;
 use transformer_lite_qat::network::Network;
+use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::{CHECKPOINT, FLOAT, MODEL, run};
 use transformer_lite_qat::train::{Folding, Quantizing, Trainer};
 
@@ -98,11 +99,19 @@ fn few_bits_per_tensor_and_frozen_statistics_are_exported() {
 
 #[test]
 fn an_interrupted_run_ends_with_the_same_bits() {
+    for optimizer in [Optimizer::Sgd, Optimizer::Rmsprop, Optimizer::Adagrad] {
+        interrupted(optimizer);
+    }
+}
+
+fn interrupted(optimizer: Optimizer) {
     let folder = tempfile::tempdir().unwrap();
     let data = bars(folder.path(), 100);
     let network = Network::open(&small(folder.path())).unwrap();
     let data = load(&data, &network);
-    let c = configuration(&network, Some(quantizing()));
+    let mut c = configuration(&network, Some(quantizing()));
+    c.optimizer = optimizer;
+    c.momentum = optimizer.usual_momentum().unwrap_or(0.0);
     let go = |name: &str, stop_after: Option<u64>| {
         let files = support::Files {
             stop_after,
@@ -115,6 +124,12 @@ fn an_interrupted_run_ends_with_the_same_bits() {
         assert_eq!(go("broken", Some(step)), None);
         assert!(!folder.path().join("broken").exists());
     }
+    let mut file = std::fs::read(folder.path().join(".train-broken").join(CHECKPOINT)).unwrap();
+    file.truncate(1 << 16);
+    let names = String::from_utf8_lossy(&file);
+    let kept = ["momentum.", "square."].map(|prefix| names.contains(prefix));
+    let expected = [optimizer != Optimizer::Adagrad, optimizer != Optimizer::Sgd];
+    assert_eq!(kept, expected, "{optimizer:?}");
     assert!(go("broken", None).is_some());
     for name in [MODEL, FLOAT, CHECKPOINT] {
         let read = |run: &str| std::fs::read(folder.path().join(run).join(name)).unwrap();

@@ -388,8 +388,8 @@ impl State {
 
     /// Reads a state of this decoder, which must be of a run with the same configuration.
     pub fn load(path: &Path, decoder: &Decoder, wanted: &Configuration, device: &Device) -> Result<Self> {
-        let check = |header: &Header| check_options(&header.configuration, wanted);
-        let (header, [parameters, means, squares]) =
+        let check = |header: &Header| check_options(&header.configuration, wanted).map(|()| Vec::new());
+        let (header, [parameters, means, squares], _) =
             checkpoint::read(path, KEY, check, &named(decoder), PREFIXES, device)?;
         Ok(Self {
             step: header.step,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use transformer_lite_qat::data::{Augmentation, Data, Fit, Normalization};
 use transformer_lite_qat::fake::Bits;
 use transformer_lite_qat::network::Network;
+use transformer_lite_qat::optimizer::Optimizer;
 pub use transformer_lite_qat::run::Files;
 use transformer_lite_qat::run::Progress;
 use transformer_lite_qat::train::{Configuration, Folding, Measured, Quantizing, Schedule};
@@ -69,6 +70,7 @@ pub fn configuration(network: &Network, quantizing: Option<Quantizing>) -> Confi
         batch: 16,
         learning_rate: if quantizing.is_some() { 0.005 } else { 0.05 },
         schedule: Schedule::Cosine,
+        optimizer: Optimizer::Sgd,
         momentum: 0.9,
         weight_decay: 1e-4,
         seed: 7,
