@@ -1,7 +1,9 @@
 //! Built-in architectures, written as float ONNX files with random weights.
 
 use crate::error::{Error, Result};
+use crate::task::boxes::{ANCHORS, SIDES, anchors, maps};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::import;
@@ -24,6 +26,8 @@ pub enum Architecture {
     /// Depthwise separable convolutions (Howard et al., 2017).
     #[value(name = "mobilenet_v1")]
     MobilenetV1,
+    /// MobileNet that finds boxes and classes of objects on two feature maps (Sandler et al., 2018).
+    Ssdlite,
 }
 
 /// The activation function of all layers.
@@ -42,7 +46,7 @@ pub struct Design {
     /// Channels of pictures.
     pub channels: usize,
     pub classes: usize,
-    /// Multiplies the channels of MobileNet.
+    /// Multiplies the channels of MobileNet and of SSDLite.
     pub width: f64,
     pub activation: Activation,
     pub seed: u64,
@@ -52,15 +56,35 @@ pub struct Design {
 const SMALL: usize = 64;
 /// Smallest pictures of LeNet.
 const LENET: usize = 12;
+/// Smallest pictures of SSDLite.
+const SSD: usize = 32;
+/// Channels and strides of the layers of MobileNet.
+const LAYERS: [(usize, usize); 13] = [
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    (512, 1),
+    (512, 1),
+    (512, 1),
+    (512, 1),
+    (512, 1),
+    (1024, 2),
+    (1024, 1),
+];
+/// The last layer whose results have a 16th of the picture's size.
+const FIRST_MAP: usize = 11;
 const OPSET: i64 = 17;
 
 /// Writes a network to the new folder `output`. Weights of the model `from` are used where name and
 /// shape agree; returns how many those are, of how many.
 pub fn write(design: &Design, output: &Path, from: Option<&Path>) -> Result<[usize; 2]> {
-    let least = if design.architecture == Architecture::Lenet {
-        LENET
-    } else {
-        1
+    let least = match design.architecture {
+        Architecture::Lenet => LENET,
+        Architecture::Ssdlite => SSD,
+        _ => 1,
     };
     if design.resolution < least || design.resolution > 4096 {
         let what = format!("expected {least} to 4096, found {}", design.resolution);
@@ -126,7 +150,13 @@ impl Maker {
         let side = design.resolution;
         let sizes: [Size; 4] = ["batch".into(), design.channels.into(), side.into(), side.into()];
         writer.add_input("picture", DType::F32, &sizes)?;
-        writer.add_output("scores", DType::F32, &["batch".into(), design.classes.into()])?;
+        if design.architecture == Architecture::Ssdlite {
+            let (boxes, numbers) = (anchors([1, side, side]).len(), SIDES + design.classes + 1);
+            let sizes: [Size; 3] = ["batch".into(), boxes.into(), numbers.into()];
+            writer.add_output("boxes", DType::F32, &sizes)?;
+        } else {
+            writer.add_output("scores", DType::F32, &["batch".into(), design.classes.into()])?;
+        }
         Ok(Self {
             writer,
             random: SplitMix64::new(design.seed),
@@ -146,7 +176,11 @@ impl Maker {
             Architecture::Resnet8 => self.resnet(1)?,
             Architecture::Resnet20 => self.resnet(3)?,
             Architecture::Resnet32 => self.resnet(5)?,
-            Architecture::MobilenetV1 => self.mobilenet(design.width)?,
+            Architecture::MobilenetV1 => {
+                let first = if self.side > SMALL { 2 } else { 1 };
+                self.mobilenet(design.width, first, 1..=LAYERS.len())?;
+            }
+            Architecture::Ssdlite => return self.ssdlite(design),
         }
         self.node("pool", "GlobalAveragePool", &[], &[])?;
         self.node("flatten", "Flatten", &[], &[])?;
@@ -346,8 +380,9 @@ impl Maker {
         Ok(())
     }
 
-    fn mobilenet(&mut self, width: f64) -> Result<()> {
-        let first = if self.side > SMALL { 2 } else { 1 };
+    /// The layers with these numbers of a MobileNet; the first one has another before it, with the
+    /// stride `first`.
+    fn mobilenet(&mut self, width: f64, first: usize, numbers: RangeInclusive<usize>) -> Result<()> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_precision_loss,
@@ -355,43 +390,85 @@ impl Maker {
             reason = "small and not negative"
         )]
         let scaled = |n: usize| ((n as f64 * width).round() as usize).max(8);
-        self.block(
-            "stem",
-            Conv {
+        if numbers.contains(&1) {
+            let stem = Conv {
                 outputs: scaled(32),
                 kernel: 3,
                 stride: first,
                 pad: 1,
                 groups: 1,
-            },
-        )?;
-        self.activate("stem.act")?;
-        let layers = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)];
-        let layers = layers
-            .into_iter()
-            .chain([(512, 1); 5])
-            .chain([(1024, 2), (1024, 1)]);
-        for (i, (outputs, stride)) in layers.enumerate() {
-            let channels = self.channels;
-            let wise = Conv {
-                outputs: channels,
-                kernel: 3,
-                stride,
-                pad: 1,
-                groups: channels,
             };
-            self.block(&format!("block{}.depthwise", i + 1), wise)?;
-            self.activate(&format!("block{}.act1", i + 1))?;
-            let point = Conv {
-                outputs: scaled(outputs),
-                kernel: 1,
-                stride: 1,
-                pad: 0,
-                groups: 1,
-            };
-            self.block(&format!("block{}.pointwise", i + 1), point)?;
-            self.activate(&format!("block{}.act2", i + 1))?;
+            self.block("stem", stem)?;
+            self.activate("stem.act")?;
+        }
+        for (i, (outputs, stride)) in (1..).zip(LAYERS) {
+            if numbers.contains(&i) {
+                self.depthwise(&format!("block{i}"), stride)?;
+                self.block(&format!("block{i}.pointwise"), pointwise(scaled(outputs)))?;
+                self.activate(&format!("block{i}.act2"))?;
+            }
         }
         Ok(())
+    }
+
+    /// A depthwise convolution with normalization and activation.
+    fn depthwise(&mut self, name: &str, stride: usize) -> Result<()> {
+        let wise = Conv {
+            outputs: self.channels,
+            kernel: 3,
+            stride,
+            pad: 1,
+            groups: self.channels,
+        };
+        self.block(&format!("{name}.depthwise"), wise)?;
+        self.activate(&format!("{name}.act1"))
+    }
+
+    /// MobileNet with a head on the last feature map of a 16th of the picture's size, and one on the
+    /// last of a 32nd.
+    fn ssdlite(&mut self, design: &Design) -> Result<()> {
+        let numbers = SIDES + design.classes + 1;
+        let parts = [1..=FIRST_MAP, FIRST_MAP + 1..=LAYERS.len()];
+        let mut made = Vec::new();
+        for (i, (part, [rows, columns])) in parts.into_iter().zip(maps([1, self.side, self.side])).enumerate()
+        {
+            let name = format!("head{}", i + 1);
+            self.mobilenet(design.width, 2, part)?;
+            let map = (self.last.clone(), self.channels, self.side);
+            self.depthwise(&name, 1)?;
+            self.conv(&format!("{name}.pointwise"), pointwise(ANCHORS * numbers), true)?;
+            let order = [("perm", Attr::Ints(vec![0, 2, 3, 1]))];
+            self.node(&format!("{name}.transpose"), "Transpose", &[], &order)?;
+            // 0 keeps the batch.
+            let shape = [0, signed(rows * columns * ANCHORS), signed(numbers)];
+            let shape_name = format!("{name}.shape");
+            let shape = HostTensor::from_ints(DType::I64, &[shape.len()], &shape)?;
+            self.writer.add_constant(&shape_name, &shape)?;
+            self.node(&format!("{name}.reshape"), "Reshape", &[&shape_name], &[])?;
+            made.push(std::mem::take(&mut self.last));
+            (self.last, self.channels, self.side) = map;
+        }
+        let [first, second] = made.as_slice() else {
+            return Err(Error::Internal("an SSDLite without two heads".to_owned()));
+        };
+        self.last.clone_from(first);
+        self.node_to(
+            "boxes",
+            "Concat",
+            &[second],
+            &[("axis", Attr::Int(1))],
+            Some("boxes"),
+        )
+    }
+}
+
+/// A convolution of single pixels.
+fn pointwise(outputs: usize) -> Conv {
+    Conv {
+        outputs,
+        kernel: 1,
+        stride: 1,
+        pad: 0,
+        groups: 1,
     }
 }

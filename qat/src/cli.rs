@@ -16,6 +16,7 @@ use transformer_lite_qat::fake::Bits;
 use transformer_lite_qat::network::Network;
 use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::{self, Files, Progress};
+use transformer_lite_qat::task::Task;
 use transformer_lite_qat::train::{Configuration, Folding, Measured, Quantizing, Schedule, checksum};
 use transformer_lite_qat::{Error, Result};
 
@@ -48,16 +49,16 @@ struct NewArgs {
     /// Folder to create
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
-    /// Number of classes
+    /// Number of classes; 1 for a network that finds angles
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = whole(1, 100_000))]
     classes: u64,
-    /// Height and width of pictures [default: 28 for lenet, 32 for others]
+    /// Height and width of pictures [default: 28 for lenet, 96 for ssdlite, 32 for others]
     #[arg(long, value_name = "N", value_parser = whole(1, 4096))]
     resolution: Option<u64>,
     /// Channels of pictures: 1 for grey, 3 for color
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1, 64))]
     channels: u64,
-    /// Multiplies the numbers of channels of `mobilenet_v1`
+    /// Multiplies the numbers of channels of `mobilenet_v1` and `ssdlite`
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = positive)]
     dm: f64,
     /// Activation function
@@ -78,6 +79,9 @@ struct DataArgs {
     /// Folder with IDX files, CSV file, or folder with a folder of pictures for each class
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
+    /// What the network learns
+    #[arg(long, value_enum, default_value = "classes")]
+    task: Task,
     /// What to do with pictures of another size than the model's
     #[arg(long, value_enum, default_value = "exact")]
     fit: Fit,
@@ -290,8 +294,8 @@ impl DataArgs {
         Ok(Normalization { mean, deviation })
     }
 
-    fn load(&self, size: [usize; 3], classes: usize) -> Result<Data> {
-        Data::load(&self.data, size, classes, self.fit)
+    fn load(&self, model: &Path, picture: [usize; 3], output: &[usize]) -> Result<Data> {
+        self.task.load(&self.data, model, picture, output, self.fit)
     }
 }
 
@@ -332,10 +336,10 @@ fn print(line: &str) {
 }
 
 fn new(args: &NewArgs) -> Result<()> {
-    let usual = if args.architecture == Architecture::Lenet {
-        28
-    } else {
-        32
+    let usual = match args.architecture {
+        Architecture::Lenet => 28,
+        Architecture::Ssdlite => 96,
+        _ => 32,
     };
     let design = Design {
         architecture: args.architecture,
@@ -368,7 +372,7 @@ fn momentum(args: &TrainArgs) -> Result<f64> {
 fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
     let path = model_file(&args.model);
     let network = Network::open(&path)?;
-    let mut data = args.data.load(network.picture, network.classes)?;
+    let mut data = args.data.load(&path, network.picture, &network.output)?;
     if let Some(n) = args.items {
         data.train.truncate(size(n));
     }
@@ -380,6 +384,7 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
     let configuration = Configuration {
         model: checksum(&[&bytes]),
         data: data.checksum(),
+        task: args.data.task,
         epochs: args.epochs,
         batch: size(args.batch),
         learning_rate: args
@@ -402,6 +407,7 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
         bar: ProgressBar::hidden(),
         json: args.run.json,
         smooth: None,
+        metric: args.data.task.rules().metric(),
     };
     let accuracy = run::run(
         &network,
@@ -415,8 +421,9 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
     if let Some(accuracy) = accuracy.filter(|_| !args.run.json) {
         let pictures = data.test.len();
         print(&format!(
-            "{}: top-1 {:.2} % of {pictures} test pictures",
+            "{}: {} {:.2} % of {pictures} test pictures",
             args.output.display(),
+            bar.metric,
             100.0 * accuracy
         ));
     }
@@ -429,6 +436,8 @@ struct Bar {
     json: bool,
     /// Smoothed loss and accuracy.
     smooth: Option<(f64, f64)>,
+    /// Name of the main number of a score.
+    metric: &'static str,
 }
 
 impl Progress for Bar {
@@ -442,9 +451,9 @@ impl Progress for Bar {
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
+    #[expect(clippy::cast_precision_loss, reason = "numbers of predictions")]
     fn step(&mut self, step: u64, m: &Measured) {
-        let new = (f64::from(m.loss), m.correct as f64 / m.pictures.max(1) as f64);
+        let new = (f64::from(m.loss), m.right as f64 / m.of.max(1) as f64);
         let mixed = |old: f64, new: f64| 0.95 * old + 0.05 * new;
         let (loss, accuracy) = self
             .smooth
@@ -460,7 +469,11 @@ impl Progress for Bar {
             self.bar.suspend(|| print(&line.to_string()));
         } else if let Some(test) = line.get("test_accuracy").and_then(Value::as_f64) {
             let epoch = line.get("epoch").and_then(Value::as_u64).unwrap_or(0);
-            let text = format!("epoch {epoch}: top-1 {:.2} % of the test pictures", 100.0 * test);
+            let metric = self.metric;
+            let text = format!(
+                "epoch {epoch}: {metric} {:.2} % of the test pictures",
+                100.0 * test
+            );
             self.bar.suspend(|| print(&text));
         }
     }
@@ -468,31 +481,37 @@ impl Progress for Bar {
 
 fn evaluate(args: &EvaluateArgs) -> Result<()> {
     let path = model_file(&args.model);
-    let (picture, classes) = evaluate::sizes(&path)?;
-    let mut data = args.data.load(picture, classes)?;
+    let (picture, output) = evaluate::sizes(&path)?;
+    let mut data = args.data.load(&path, picture, &output)?;
     if let Some(n) = args.items {
         data.test.truncate(size(n));
     }
     let normalization = args.data.normalization(picture[0])?;
     let how = (args.backend, args.integer);
-    let report = evaluate::evaluate(&path, &data.test, &normalization, how, args.trained.as_deref())?;
+    let task = args.data.task;
+    let report = evaluate::evaluate(
+        &path,
+        task,
+        &data.test,
+        &normalization,
+        how,
+        args.trained.as_deref(),
+    )?;
     if args.json {
         print(&serde_json::json!(report).to_string());
         return Ok(());
     }
-    print(&format!(
-        "top-1 {:.2} % of {} pictures",
-        100.0 * report.top1,
-        report.pictures
-    ));
+    print(&format!("{} of {} pictures", report.score, report.pictures));
     if let Some(t) = report.trained {
+        let same = t.same_top1.map(|s| format!(", the same for {:.2} %", 100.0 * s));
         print(&format!(
-            "trained network: top-1 {:.2} %, the same for {:.2} %",
-            100.0 * t.trained_top1,
-            100.0 * t.same_top1
+            "trained network: {} {:.2} %{}",
+            task.rules().metric(),
+            100.0 * t.trained_score,
+            same.as_deref().unwrap_or("")
         ));
         if let Some(steps) = t.most_steps {
-            print(&format!("largest difference of logits: {steps:.1} steps"));
+            print(&format!("largest difference of outputs: {steps:.1} steps"));
         }
     }
     Ok(())

@@ -5,6 +5,7 @@ mod folder;
 mod idx;
 
 use crate::error::{Error, Result};
+use crate::task::boxes::Object;
 use crate::train::checksum;
 use flate2::read::GzDecoder;
 use std::fs::File;
@@ -19,18 +20,28 @@ const LARGEST: u64 = 4 << 30;
 /// Where a set has no test pictures of its own, one in this number of pictures is held out.
 const HELD_OUT: usize = 5;
 
+/// What is on a picture.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Label {
+    pub class: usize,
+    /// The angle by which it is turned, in degrees clockwise.
+    pub angle: f32,
+    /// The objects of a scene; empty for other pictures.
+    pub objects: Vec<Object>,
+}
+
 /// Pictures of one size, with their labels.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pictures {
     /// Channels, height and width.
     pub size: [usize; 3],
     /// Values of 0 to 255 in the order of `size`, picture after picture.
     pixels: Vec<u8>,
-    pub labels: Vec<usize>,
+    pub labels: Vec<Label>,
 }
 
 /// Pictures for training and for tests.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Data {
     pub train: Pictures,
     pub test: Pictures,
@@ -94,8 +105,8 @@ impl Data {
             if part.labels.is_empty() {
                 return Err(Error::data(path, "has too few pictures for training and tests"));
             }
-            let wrong = part.labels.iter().enumerate().find(|(_, l)| **l >= classes);
-            if let Some((i, label)) = wrong {
+            let wrong = part.labels.iter().enumerate().find(|(_, l)| l.class >= classes);
+            if let Some((i, Label { class: label, .. })) = wrong {
                 let what = format!(
                     "picture {i} has label {label}; expected 0 to {}",
                     classes.saturating_sub(1)
@@ -111,14 +122,21 @@ impl Data {
 impl Data {
     /// A checksum of all pictures and labels.
     pub fn checksum(&self) -> String {
-        let labels = |p: &Pictures| p.labels.iter().flat_map(|l| l.to_le_bytes()).collect::<Vec<u8>>();
+        let classes = |p: &Pictures| p.labels.iter().map(|l| l.class).collect::<Vec<usize>>();
+        let labels = |p: &Pictures| {
+            classes(p)
+                .iter()
+                .flat_map(|c| c.to_le_bytes())
+                .collect::<Vec<u8>>()
+        };
         let (train, test) = (labels(&self.train), labels(&self.test));
         checksum(&[&self.train.pixels, &train, &self.test.pixels, &test])
     }
 }
 
 impl Pictures {
-    fn none(size: [usize; 3]) -> Self {
+    /// No pictures, of this size.
+    pub fn none(size: [usize; 3]) -> Self {
         Self {
             size,
             pixels: Vec::new(),
@@ -143,6 +161,17 @@ impl Pictures {
             .truncate(count.saturating_mul(self.size.iter().product()));
     }
 
+    /// Adds a picture.
+    pub fn push(&mut self, pixels: &[u8], label: Label) {
+        self.pixels.extend_from_slice(pixels);
+        self.labels.push(label);
+    }
+
+    /// The label of a picture.
+    pub fn label(&self, i: usize) -> Label {
+        self.labels.get(i).cloned().unwrap_or_default()
+    }
+
     fn picture(&self, i: usize) -> &[u8] {
         let each: usize = self.size.iter().product();
         self.pixels.get(i * each..(i + 1) * each).unwrap_or_default()
@@ -153,8 +182,7 @@ impl Pictures {
         let (mut train, mut test) = (Self::none(self.size), Self::none(self.size));
         for (n, i) in shuffled(self.len(), 0).into_iter().enumerate() {
             let to = if n % HELD_OUT == 0 { &mut test } else { &mut train };
-            to.pixels.extend_from_slice(self.picture(i));
-            to.labels.extend(self.labels.get(i));
+            to.push(self.picture(i), self.label(i));
         }
         (train, test)
     }
@@ -204,36 +232,27 @@ impl Pictures {
         })
     }
 
-    /// The numbers of pictures, `[pictures, channels, height, width]`, and their labels. `random` is
-    /// the source of augmentations.
-    pub fn batch(
-        &self,
-        indices: &[usize],
-        normalization: &Normalization,
-        augmentation: Option<(Augmentation, &mut SplitMix64)>,
-    ) -> (Vec<f32>, Vec<usize>) {
-        let [channels, height, width] = self.size;
-        let tables: Vec<[f32; 256]> = (0..channels).map(|c| normalization.table(c)).collect();
-        let mut numbers = Vec::with_capacity(indices.len() * channels * height * width);
-        let (augmentation, mut random) = augmentation.unzip();
-        for i in indices {
-            let picture = self.picture(*i);
-            let change = match (augmentation, random.as_deref_mut()) {
-                (Some(a), Some(random)) => Change::draw(a, random),
-                _ => Change::default(),
-            };
-            for (plane, table) in picture.chunks_exact(height * width).zip(&tables) {
-                for y in 0..height {
-                    for x in 0..width {
-                        let from = change.source(y, x, [height, width]);
-                        let value = from.and_then(|at| plane.get(at)).copied().unwrap_or(0);
-                        numbers.push(table[usize::from(value)]);
-                    }
+    /// A picture with random changes; black where it was moved away.
+    pub fn changed(&self, i: usize, augmentation: Augmentation, random: &mut SplitMix64) -> Vec<u8> {
+        let [_, height, width] = self.size;
+        let change = Change::draw(augmentation, random);
+        let picture = self.picture(i);
+        let mut out = Vec::with_capacity(picture.len());
+        for plane in picture.chunks_exact((height * width).max(1)) {
+            for y in 0..height {
+                for x in 0..width {
+                    let from = change.source(y, x, [height, width]);
+                    out.push(from.and_then(|at| plane.get(at)).copied().unwrap_or(0));
                 }
             }
         }
-        let labels = indices.iter().filter_map(|i| self.labels.get(*i).copied());
-        (numbers, labels.collect())
+        out
+    }
+
+    /// The numbers of pictures, `[pictures, channels, height, width]`.
+    pub fn batch(&self, indices: &[usize], normalization: &Normalization) -> Vec<f32> {
+        let pictures = indices.iter().map(|i| self.picture(*i));
+        normalization.numbers(pictures, self.size)
     }
 }
 
@@ -244,6 +263,16 @@ impl Normalization {
             mean: vec![0.0; channels],
             deviation: vec![1.0; channels],
         }
+    }
+
+    /// The numbers of pictures of this size.
+    pub fn numbers<'a>(&self, pictures: impl Iterator<Item = &'a [u8]>, size: [usize; 3]) -> Vec<f32> {
+        let [channels, height, width] = size;
+        let tables: Vec<[f32; 256]> = (0..channels).map(|c| self.table(c)).collect();
+        let planes = pictures.flat_map(|p| p.chunks_exact((height * width).max(1)).zip(&tables));
+        planes
+            .flat_map(|(plane, table)| plane.iter().map(|v| table[usize::from(*v)]))
+            .collect()
     }
 
     /// The number for each value of a channel.
@@ -290,7 +319,7 @@ impl Change {
 }
 
 /// A random integer below `n`, which is small.
-fn below(random: &mut SplitMix64, n: usize) -> usize {
+pub fn below(random: &mut SplitMix64, n: usize) -> usize {
     let n = u64::try_from(n.max(1)).unwrap_or(u64::MAX);
     usize::try_from(random.next_u64() % n).unwrap_or(0)
 }

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 use crate::export::Integers;
 use crate::network::Network;
 use crate::run::{CHECKPOINT, FLOAT};
-use crate::train::{checksum, largest, logits, top1};
+use crate::task::{Score, Task};
+use crate::train::{checksum, logits};
 use burn::tensor::Device;
 use serde::Serialize;
 use std::path::Path;
@@ -44,10 +45,8 @@ pub enum Integer {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub pictures: usize,
-    /// Share of pictures whose largest logit is that of their label.
-    pub top1: f64,
-    /// Mean over the classes of the average precision of each class against the others.
-    pub mean_ap: f64,
+    #[serde(flatten)]
+    pub score: Score,
     /// The beginning of the SHA-256 sum of all logits.
     pub checksum: String,
     /// `None` if no trained network is compared.
@@ -57,16 +56,18 @@ pub struct Report {
 /// How an exported file agrees with the network that was trained.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Agreement {
-    /// Share of pictures with the same largest logit.
-    pub same_top1: f64,
-    /// The largest difference of two logits, in steps of the exported output; null if the output is
+    /// Share of pictures with the same largest logit; only for classifiers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_top1: Option<f64>,
+    /// The largest difference of two outputs, in steps of the exported output; null if an output is
     /// not quantized.
     pub most_steps: Option<f32>,
-    pub trained_top1: f64,
+    /// The main number of the score of the trained network.
+    pub trained_score: f64,
 }
 
-/// Channels, height and width of a model's pictures, and its number of classes.
-pub fn sizes(path: &Path) -> Result<([usize; 3], usize)> {
+/// Channels, height and width of a model's pictures, and the sizes of its output without the batch.
+pub fn sizes(path: &Path) -> Result<([usize; 3], Vec<usize>)> {
     let mut graph = import(path)?;
     derive(&mut graph)?;
     let fixed = |v: Option<&transformer_lite::unstable::graph::ValueId>| -> Option<Vec<usize>> {
@@ -78,10 +79,10 @@ pub fn sizes(path: &Path) -> Result<([usize; 3], usize)> {
     };
     let (input, output) = (fixed(graph.inputs().first()), fixed(graph.outputs().first()));
     match (input.as_deref(), output) {
-        (Some([c, h, w]), Some(classes)) => Ok(([*c, *h, *w], classes.iter().product())),
+        (Some([c, h, w]), Some(output)) => Ok(([*c, *h, *w], output)),
         _ => Err(Error::model(
             path,
-            "does not map pictures of a fixed size to scores of classes",
+            "does not map pictures of a fixed size to numbers of a fixed count",
         )),
     }
 }
@@ -131,7 +132,7 @@ pub fn outputs(
         if let Some(last) = part.last().filter(|_| fixed.is_some()) {
             filled.resize(batch, *last);
         }
-        let (numbers, _) = pictures.batch(&filled, normalization, None);
+        let numbers = pictures.batch(&filled, normalization);
         let [c, h, w] = pictures.size;
         let x = HostTensor::from_f32(&[filled.len(), c, h, w], &numbers)?;
         let found = runner.run(&[(name.clone(), x)], &Cancel::default())?;
@@ -146,60 +147,33 @@ pub fn outputs(
 /// Evaluates a model, and compares it with the trained network of the folder `trained`.
 pub fn evaluate(
     path: &Path,
+    task: Task,
     pictures: &Pictures,
     normalization: &Normalization,
     how: (Place, Integer),
     trained: Option<&Path>,
 ) -> Result<Report> {
     let found = outputs(path, pictures, normalization, how)?;
-    let classes = found.len() / pictures.len().max(1);
     let bytes: Vec<u8> = found.iter().flat_map(|v| v.to_le_bytes()).collect();
     Ok(Report {
         pictures: pictures.len(),
-        top1: top1(&found, classes, &pictures.labels),
-        mean_ap: mean_average_precision(&found, classes, &pictures.labels),
+        score: task.rules().score(&found, &pictures.labels, pictures.size),
         checksum: checksum(&[&bytes]),
-        trained: trained.map(|t| agreement(t, pictures, &found)).transpose()?,
+        trained: trained
+            .map(|t| agreement(t, task, pictures, &found))
+            .transpose()?,
     })
 }
 
-/// The mean over the classes of their average precision: that of the pictures with the label, in the
-/// order of their probabilities. Classes without pictures do not count.
-#[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
-fn mean_average_precision(logits: &[f32], classes: usize, labels: &[usize]) -> f64 {
-    let rows = logits.chunks_exact(classes.max(1));
-    let probabilities: Vec<Vec<f64>> = rows
-        .map(|row| {
-            let most = row.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-            let all: Vec<f64> = row.iter().map(|v| f64::from(v - most).exp()).collect();
-            let sum: f64 = all.iter().sum();
-            all.into_iter().map(|v| v / sum).collect()
-        })
-        .collect();
-    let precisions = (0..classes).filter_map(|class| {
-        let mut order: Vec<(f64, bool)> = probabilities
-            .iter()
-            .zip(labels)
-            .map(|(row, label)| (row.get(class).copied().unwrap_or(f64::NAN), *label == class))
-            .collect();
-        order.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let ranks = order.iter().enumerate().filter(|(_, (_, hit))| *hit);
-        let precisions = ranks
-            .enumerate()
-            .map(|(n, (rank, _))| (n + 1) as f64 / (rank + 1) as f64);
-        let all: Vec<f64> = precisions.collect();
-        (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)
-    });
-    let all: Vec<f64> = precisions.collect();
-    all.iter().sum::<f64>() / all.len().max(1) as f64
-}
-
 /// Compares outputs of an exported file with the network of the same folder.
-#[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
-fn agreement(folder: &Path, pictures: &Pictures, found: &[f32]) -> Result<Agreement> {
+fn agreement(folder: &Path, task: Task, pictures: &Pictures, found: &[f32]) -> Result<Agreement> {
     let network = Network::open(&folder.join(FLOAT))?;
     let device = Device::flex();
     let (state, configuration) = State::load(&folder.join(CHECKPOINT), &network, None, &device)?;
+    if configuration.task != task {
+        let what = format!("expected a run of the task {task}, found {}", configuration.task);
+        return Err(Error::option("--trained", what));
+    }
     let quantizing = configuration.quantizing.as_ref();
     let quantizing =
         quantizing.ok_or_else(|| Error::option("--trained", "the run was not quantization-aware"))?;
@@ -209,20 +183,14 @@ fn agreement(folder: &Path, pictures: &Pictures, found: &[f32]) -> Result<Agreem
         let what = format!("expected {} outputs, found {}", expected.len(), found.len());
         return Err(Error::option("--trained", what));
     }
-    let rows = || {
-        expected
-            .chunks_exact(network.classes)
-            .zip(found.chunks_exact(network.classes))
-    };
-    let same = rows().filter(|(a, b)| largest(a) == largest(b)).count();
-    let most = expected
-        .iter()
-        .zip(found)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max);
+    let steps = integers.steps_of_logits(&network).map(|steps| {
+        let all = expected.iter().zip(found).zip(steps.iter().cycle());
+        all.map(|((a, b), step)| (a - b).abs() / step).fold(0.0, f32::max)
+    });
+    let score = task.rules().score(&expected, &pictures.labels, pictures.size);
     Ok(Agreement {
-        same_top1: same as f64 / pictures.len().max(1) as f64,
-        most_steps: integers.step_of_logits(&network).map(|s| most / s),
-        trained_top1: top1(&expected, network.classes, &pictures.labels),
+        same_top1: task.rules().same(&expected, found, pictures.len()),
+        most_steps: steps,
+        trained_score: score.main(),
     })
 }

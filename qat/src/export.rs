@@ -6,6 +6,8 @@ use crate::fake::Grid;
 use crate::network::{Network, Pass, Quantization, Statistics, numbers};
 use crate::train::{Quantizing, grids};
 use burn::tensor::{Device, Tensor};
+use transformer_lite::unstable::graph::ValueId;
+use transformer_lite::unstable::graph::op::concat::Concat;
 use transformer_lite_convert::int8::{Trained, TrainedProduct, TrainedRange};
 
 /// What a trained network becomes as integers.
@@ -67,10 +69,22 @@ impl Integers {
         }
     }
 
-    /// The step between two integers of the logits; `None` if they stay floats.
-    pub fn step_of_logits(&self, network: &Network) -> Option<f32> {
-        let range = network.model.placement.range_of(network.logits())?;
-        self.grids.get(range).copied().flatten().map(|g| g.scale)
+    /// For each output for a picture, the step between two integers; `None` if an output stays a float.
+    pub fn steps_of_logits(&self, network: &Network) -> Option<Vec<f32>> {
+        let graph = &network.model.graph;
+        let logits = network.logits();
+        let steps = |v: ValueId| {
+            let range = network.model.placement.range_of(v)?;
+            let scale = self.grids.get(range).copied().flatten()?.scale;
+            let sizes = graph.value(v).fact.as_ref()?.shape.0.get(1..)?.iter();
+            let sizes: Option<Vec<usize>> = sizes.map(|d| usize::try_from(d.as_const()?).ok()).collect();
+            Some(vec![scale; sizes?.iter().product()])
+        };
+        // Values that are joined along the first axis after the batch keep their own steps.
+        let join = graph.producer(logits).map(|(_, node)| node);
+        let join = join.filter(|node| node.op.downcast::<Concat>().is_some_and(|c| c.axis == 1));
+        let parts = join.map(|node| node.inputs.iter().flatten().map(|v| steps(*v)));
+        steps(logits).or_else(|| Some(parts?.collect::<Option<Vec<_>>>()?.concat()))
     }
 
     fn trained<'a>(&'a self, method: &'a str) -> Trained<'a> {

@@ -9,6 +9,7 @@
 //! * [`network`]: a walker from the engine's graph to `burn` tensors; [`op`] has the operators;
 //! * [`fake`]: fake quantization;
 //! * [`data`], [`arch`]: labelled pictures, and built-in architectures;
+//! * [`task`]: what a network learns, its loss and its score;
 //! * [`train`], [`optimizer`], [`run`], [`checkpoint`]: steps, and runs on disk that can be resumed;
 //! * [`llm`]: language models;
 //! * [`export`], [`evaluate`]: writes the result, and runs it in the engine.
@@ -42,6 +43,7 @@ pub mod op;
 pub mod optimizer;
 pub mod page;
 pub mod run;
+pub mod task;
 pub mod train;
 pub mod value;
 

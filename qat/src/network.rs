@@ -124,7 +124,7 @@ pub struct Pass<'a> {
 /// Results of a forward pass.
 #[derive(Debug)]
 pub struct Forward {
-    /// `[pictures, classes]`, before a final softmax.
+    /// `[pictures, outputs]`, before a final softmax.
     pub logits: Tensor<2>,
     /// Indices of statistics, and their values for the batch.
     pub statistics: Vec<(usize, Tensor<4>)>,
@@ -139,7 +139,8 @@ pub struct Network {
     pub parameters: Vec<Parameter>,
     /// Channels, height and width of pictures.
     pub picture: [usize; 3],
-    pub classes: usize,
+    /// Sizes of the output without the batch.
+    pub output: Vec<usize>,
     /// Name of the input.
     pub input_name: String,
     steps: Vec<Step>,
@@ -155,7 +156,7 @@ impl Network {
     /// Reads a model, a folder with `model.onnx` or an ONNX file.
     ///
     /// Errors: [`Error::Untrainable`] with the first node that cannot be trained; a model that does
-    /// not map pictures to a number for each class.
+    /// not map pictures to numbers.
     pub fn open(path: &Path) -> Result<Self> {
         let model = FloatModel::open(path, &HashSet::new())?;
         let mut builder = Builder {
@@ -174,7 +175,7 @@ impl Network {
             return Err(Error::model(&model.path, what));
         };
         let (batch, picture) = picture(&model, *input)?;
-        let (logits, classes) = scores(&model)?;
+        let (logits, output) = scores(&model)?;
         let mut done = vec![Vec::new(); steps.len()];
         let mut seen = HashSet::from([logits]);
         for (step, done) in steps.iter().zip(&mut done).rev() {
@@ -186,7 +187,7 @@ impl Network {
             steps,
             parameters,
             picture,
-            classes,
+            output,
             logits,
             batch,
             done,
@@ -213,6 +214,11 @@ impl Network {
             ));
         }
         Ok(all)
+    }
+
+    /// Number of elements of the output for a picture.
+    pub fn outputs(&self) -> usize {
+        self.output.iter().product()
     }
 
     /// The output, before a final softmax.
@@ -273,7 +279,7 @@ impl Network {
                 run.quantized.remove(v);
             }
         }
-        let logits = run.value(self.logits)?.tensor.reshape([pictures, self.classes]);
+        let logits = run.value(self.logits)?.tensor.reshape([pictures, self.outputs()]);
         Ok(Forward {
             logits,
             statistics: run.statistics,

@@ -67,34 +67,35 @@ pub(crate) fn joined(lines: &[Value]) -> String {
 #[derive(Default)]
 struct Means {
     loss: f64,
-    correct: usize,
-    pictures: usize,
+    right: usize,
+    of: usize,
     steps: u32,
 }
 
 impl Means {
     fn add(&mut self, m: &Measured) {
         self.loss += f64::from(m.loss);
-        self.correct += m.correct;
-        self.pictures += m.pictures;
+        self.right += m.right;
+        self.of += m.of;
         self.steps += 1;
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
+    #[expect(clippy::cast_precision_loss, reason = "numbers of predictions")]
     fn take(&mut self, step: u64, epoch: u64, rate: f64, began: Instant) -> Value {
         let m = std::mem::take(self);
         json!({
             "step": step,
             "epoch": epoch,
             "loss": m.loss / f64::from(m.steps.max(1)),
-            "accuracy": m.correct as f64 / m.pictures.max(1) as f64,
+            "accuracy": m.right as f64 / m.of.max(1) as f64,
             "learning_rate": rate,
             "seconds": began.elapsed().as_secs_f64(),
         })
     }
 }
 
-/// Trains, and writes the result to the output folder. Returns the accuracy over the test pictures.
+/// Trains, and writes the result to the output folder. Returns the main number of the score on the test
+/// pictures.
 ///
 /// If an earlier run to the same output was interrupted, it continues from its checkpoint, which
 /// must be of the same configuration. `None` if [`Files::stop_after`] ended it early.
@@ -140,7 +141,7 @@ pub fn run(
         if epoch_ends || step.is_multiple_of(files.log.max(1)) {
             let mut line = means.take(step, step.div_ceil(each), rate, began);
             if epoch_ends {
-                accuracy = Some(trainer.accuracy()?);
+                accuracy = Some(trainer.score()?.main());
                 line["test_accuracy"] = json!(accuracy);
             }
             writeln!(log, "{line}").map_err(|e| Error::io("write", &metrics, e))?;
@@ -159,7 +160,7 @@ pub fn run(
     trainer.check_parameters()?;
     let accuracy = match accuracy {
         Some(accuracy) => accuracy,
-        None => trainer.accuracy()?,
+        None => trainer.score()?.main(),
     };
     let put = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);

@@ -1,12 +1,12 @@
 //! Training: gradient descent, in floats or with fake quantization.
 
 use crate::checkpoint::State;
-use crate::data::{Augmentation, Data, Normalization, Pictures, shuffled};
+use crate::data::{Augmentation, Data, Label, Normalization, Pictures, shuffled};
 use crate::error::{Error, Result};
 use crate::fake::{Bits, Grid, Range};
 use crate::network::{Network, Pass, Quantization, Role, Statistics, numbers};
 use crate::optimizer::Optimizer;
-use burn::tensor::activation::log_softmax;
+use crate::task::{Score, Task};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -53,6 +53,9 @@ pub struct Configuration {
     /// Checksums of the model and of the data.
     pub model: String,
     pub data: String,
+    /// Checkpoints without one are of classifiers.
+    #[serde(default)]
+    pub task: Task,
     pub epochs: u64,
     pub batch: usize,
     pub learning_rate: f64,
@@ -98,11 +101,12 @@ pub fn check_options<T: Serialize>(had: &T, wanted: &T) -> std::result::Result<(
 /// What a step found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Mean cross entropy of the batch.
+    /// Mean loss of the batch.
     pub loss: f32,
-    /// Number of pictures of the batch whose largest logit is that of their label.
-    pub correct: usize,
-    pub pictures: usize,
+    /// Number of predictions of the batch that are right, as the task counts them.
+    pub right: usize,
+    /// Number of all predictions.
+    pub of: usize,
 }
 
 /// A run in progress.
@@ -132,7 +136,7 @@ pub fn checksum(parts: &[&[u8]]) -> String {
 }
 
 /// A seed for one of several random sequences.
-fn seed(of: u64, sequence: u64, i: u64) -> u64 {
+pub fn seed(of: u64, sequence: u64, i: u64) -> u64 {
     let mut random = SplitMix64::new(of ^ sequence.rotate_left(32) ^ i.rotate_left(40));
     random.next_u64()
 }
@@ -211,7 +215,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// The pictures of the next step.
-    fn batch(&mut self) -> (Vec<f32>, Vec<usize>) {
+    fn batch(&mut self) -> (Vec<f32>, Vec<Label>) {
         let (c, each) = (&self.configuration, self.steps_of_epoch());
         let (epoch, within) = (self.state.step / each, self.state.step % each);
         if self.order.0 != epoch {
@@ -220,9 +224,11 @@ impl<'a> Trainer<'a> {
         let start = usize::try_from(within).unwrap_or(0) * c.batch;
         let indices = self.order.1.get(start..start + c.batch).unwrap_or_default();
         let mut random = SplitMix64::new(seed(c.seed, 2, self.state.step));
-        self.data
-            .train
-            .batch(indices, &c.normalization, Some((c.augmentation, &mut random)))
+        let (rules, size) = (c.task.rules(), self.network.picture);
+        let mut draw = |i: &usize| rules.draw(&self.data.train, *i, c.augmentation, size, &mut random);
+        let (pictures, labels): (Vec<Vec<u8>>, _) = indices.iter().map(&mut draw).unzip();
+        let pictures = pictures.iter().map(Vec::as_slice);
+        (c.normalization.numbers(pictures, size), labels)
     }
 
     /// The grid of each range: all, or only those whose activations are quantized by now.
@@ -268,8 +274,9 @@ impl<'a> Trainer<'a> {
             observe: quantizing.is_some(),
         };
         let forward = network.forward(x, &pass)?;
-        let (loss, correct) = cross_entropy(forward.logits, &labels, network.classes);
-        let mut gradients = loss.backward();
+        let rules = self.configuration.task.rules();
+        let found = rules.loss(forward.logits, &labels, network.picture)?;
+        let mut gradients = found.loss.backward();
         self.descend(&leaves, &mut gradients);
         for (i, new) in forward.statistics {
             if let Some(old) = self.state.parameters.get_mut(i) {
@@ -277,7 +284,7 @@ impl<'a> Trainer<'a> {
             }
         }
         // One transfer from the device for all numbers of the step.
-        let mut read: Vec<Tensor<1>> = vec![loss.inner(), correct.inner()];
+        let mut read: Vec<Tensor<1>> = vec![found.loss.inner(), found.right.inner()];
         let ranges: Vec<usize> = forward.extremes.iter().map(|(r, _)| *r).collect();
         read.extend(
             forward
@@ -287,7 +294,7 @@ impl<'a> Trainer<'a> {
         );
         let read = numbers(Tensor::cat(read, 0))?;
         self.state.step += 1;
-        let [loss, correct, ends @ ..] = read.as_slice() else {
+        let [loss, right, ends @ ..] = read.as_slice() else {
             return Err(self.not_finite("the loss", f32::NAN));
         };
         self.observe(&ranges, ends)?;
@@ -297,13 +304,13 @@ impl<'a> Trainer<'a> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "at most the batch size"
+            reason = "at most the number of predictions"
         )]
-        let correct = *correct as usize;
+        let right = *right as usize;
         Ok(Measured {
             loss: *loss,
-            correct,
-            pictures: labels.len(),
+            right,
+            of: found.of,
         })
     }
 
@@ -385,8 +392,8 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// The share of the test pictures whose largest logit is that of their label.
-    pub fn accuracy(&self) -> Result<f64> {
+    /// What the network scores on the test pictures.
+    pub fn score(&self) -> Result<Score> {
         let grids = self.grids(true)?;
         let pass = self.evaluated(&grids);
         let logits = logits(
@@ -396,7 +403,8 @@ impl<'a> Trainer<'a> {
             &self.configuration,
             &self.device,
         )?;
-        Ok(top1(&logits, self.network.classes, &self.data.test.labels))
+        let rules = self.configuration.task.rules();
+        Ok(rules.score(&logits, &self.data.test.labels, self.network.picture))
     }
 
     /// Fails if a parameter is not finite.
@@ -468,26 +476,6 @@ fn with_constants(network: &Network, sources: &[ValueId], range: Option<Range>) 
         })
 }
 
-/// The mean cross entropy, and the number of rows whose largest logit is that of the label; each
-/// with one element.
-pub fn cross_entropy(logits: Tensor<2>, labels: &[usize], classes: usize) -> (Tensor<1>, Tensor<1>) {
-    let mut targets = vec![0f32; labels.len() * classes];
-    for (row, label) in targets.chunks_exact_mut(classes.max(1)).zip(labels) {
-        if let Some(v) = row.get_mut(*label) {
-            *v = 1.0;
-        }
-    }
-    let shape = [labels.len(), classes];
-    let targets = Tensor::<2>::from_data(TensorData::new(targets, shape), &logits.device()).inner();
-    let plain = logits.clone().inner();
-    let largest = plain.clone().max_dim(1);
-    let hit = plain.greater_equal(largest).float() * targets.clone();
-    #[expect(clippy::cast_precision_loss, reason = "a batch size")]
-    let count = labels.len() as f32;
-    let loss = (log_softmax(logits, 1) * targets).sum().neg().div_scalar(count);
-    (loss, hit.sum())
-}
-
 /// Pictures that are evaluated at a time, unless the model has a fixed batch size.
 const EVALUATED: usize = 100;
 
@@ -502,7 +490,7 @@ pub fn logits(
     let batch = network
         .check_batch(EVALUATED)
         .map_or(configuration.batch, |()| EVALUATED);
-    let mut all = Vec::with_capacity(pictures.len() * network.classes);
+    let mut all = Vec::with_capacity(pictures.len() * network.outputs());
     let indices: Vec<usize> = (0..pictures.len()).collect();
     for part in indices.chunks(batch) {
         // A model with a fixed batch size gets the last picture several times.
@@ -510,28 +498,11 @@ pub fn logits(
         if network.check_batch(part.len()).is_err() {
             filled.resize(batch, *part.last().unwrap_or(&0));
         }
-        let (data, _) = pictures.batch(&filled, &configuration.normalization, None);
+        let data = pictures.batch(&filled, &configuration.normalization);
         let [c, h, w] = network.picture;
         let x = Tensor::from_data(TensorData::new(data, [filled.len(), c, h, w]), device);
         let found = numbers(network.forward(x, pass)?.logits)?;
-        all.extend(found.into_iter().take(part.len() * network.classes));
+        all.extend(found.into_iter().take(part.len() * network.outputs()));
     }
     Ok(all)
-}
-
-/// The position of the largest element.
-pub fn largest(row: &[f32]) -> usize {
-    let best = row
-        .iter()
-        .enumerate()
-        .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-    best.map_or(0, |(i, _)| i)
-}
-
-/// The share of rows whose largest element is at the position of the label.
-#[expect(clippy::cast_precision_loss, reason = "numbers of pictures")]
-pub fn top1(logits: &[f32], classes: usize, labels: &[usize]) -> f64 {
-    let rows = logits.chunks_exact(classes.max(1)).zip(labels);
-    let correct = rows.filter(|(row, label)| largest(row) == **label).count();
-    correct as f64 / labels.len().max(1) as f64
 }

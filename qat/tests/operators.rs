@@ -45,13 +45,14 @@ fn check(path: &Path) {
 
 #[test]
 fn built_in_networks_compute_as_the_engine() {
-    use Architecture::{Lenet, MobilenetV1, Resnet8, Resnet20, Resnet32};
+    use Architecture::{Lenet, MobilenetV1, Resnet8, Resnet20, Resnet32, Ssdlite};
     for (architecture, resolution) in [
         (Lenet, 28),
         (Resnet8, 16),
         (Resnet20, 8),
         (Resnet32, 8),
         (MobilenetV1, 72),
+        (Ssdlite, 40),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let design = Design {
@@ -81,11 +82,9 @@ fn built_in_networks_compute_as_the_engine() {
             Some(&output),
         )
         .unwrap();
-        assert_eq!(
-            counts[0] + 2,
-            counts[1],
-            "all weights but those of the classifier are copied"
-        );
+        // Weights and bias of one classifier, or of two heads.
+        let other = if architecture == Ssdlite { 4 } else { 2 };
+        assert_eq!(counts[0] + other, counts[1], "all other weights are copied");
     }
 }
 

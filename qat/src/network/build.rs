@@ -189,7 +189,13 @@ pub(super) fn steps(builder: &mut Builder<'_>) -> Result<Vec<Step>> {
             continue;
         }
         let function = Function::of(graph, node).map_err(|r| builder.refused(node, r))?;
-        let inputs = node.inputs.iter().flatten().copied().collect();
+        // Further operands of these are sizes and axes.
+        let single = matches!(
+            function,
+            Function::Reshape | Function::Mean(_) | Function::Identity
+        );
+        let operands = if single { 1 } else { usize::MAX };
+        let inputs = node.inputs.iter().flatten().copied().take(operands).collect();
         let quantized = inside.contains(&id);
         steps.push(Step::Function {
             function,
@@ -229,8 +235,8 @@ pub(super) fn picture(model: &FloatModel, input: ValueId) -> Result<(Option<Symb
     Ok((batch, [channels, height, width]))
 }
 
-/// The output, before a final softmax, and its number of classes.
-pub(super) fn scores(model: &FloatModel) -> Result<(ValueId, usize)> {
+/// The output, before a final softmax, and its sizes without the batch.
+pub(super) fn scores(model: &FloatModel) -> Result<(ValueId, Vec<usize>)> {
     let graph = &model.graph;
     let [output] = graph.outputs() else {
         let what = format!(
@@ -249,7 +255,7 @@ pub(super) fn scores(model: &FloatModel) -> Result<(ValueId, usize)> {
     let sizes = fact.shape.0.get(1..).unwrap_or_default().iter();
     let sizes: Option<Vec<usize>> = sizes.map(|d| usize::try_from(d.as_const()?).ok()).collect();
     match sizes {
-        Some(sizes) if !sizes.is_empty() => Ok((logits, sizes.iter().product())),
+        Some(sizes) if !sizes.is_empty() => Ok((logits, sizes)),
         _ => {
             let name = &graph.value(*output).name;
             let what = format!("output \"{name}\": expected f32[batch, classes], found {fact}");

@@ -9,6 +9,7 @@ use transformer_lite_qat::network::Network;
 use transformer_lite_qat::optimizer::Optimizer;
 pub use transformer_lite_qat::run::Files;
 use transformer_lite_qat::run::Progress;
+use transformer_lite_qat::task::Task;
 use transformer_lite_qat::train::{Configuration, Folding, Measured, Quantizing, Schedule};
 
 /// A CSV file of pictures of 8 x 8 pixels: a bright bar at a place that the label decides.
@@ -48,7 +49,7 @@ pub fn small(folder: &Path) -> PathBuf {
 }
 
 pub fn load(path: &Path, network: &Network) -> Data {
-    Data::load(path, network.picture, network.classes, Fit::Exact).unwrap()
+    Data::load(path, network.picture, network.outputs(), Fit::Exact).unwrap()
 }
 
 pub fn quantizing() -> Quantizing {
@@ -66,6 +67,7 @@ pub fn configuration(network: &Network, quantizing: Option<Quantizing>) -> Confi
     Configuration {
         model: "m".to_owned(),
         data: "d".to_owned(),
+        task: Task::Classes,
         epochs: 2,
         batch: 16,
         learning_rate: if quantizing.is_some() { 0.005 } else { 0.05 },
