@@ -6,10 +6,12 @@ use burn::tensor::Device;
 use std::path::Path;
 use support::{Silent, bars, configuration, files, load, quantizing, small};
 use transformer_lite_qat::Error;
+use transformer_lite_qat::arch::{Activation, Architecture, Design, write};
 use transformer_lite_qat::data::{Data, Fit};
 use transformer_lite_qat::network::Network;
 use transformer_lite_qat::optimizer::Optimizer;
 use transformer_lite_qat::run::run;
+use transformer_lite_qat::task::Task;
 
 fn assert_has(error: &Error, parts: &[&str]) {
     let text = error.to_string();
@@ -163,6 +165,12 @@ fn checkpoints_that_are_cut_off_or_of_other_options_are_refused() {
         &["optimizer was \"sgd\" and is now \"rmsprop\"", "--restart"],
     );
     c.optimizer = Optimizer::Sgd;
+    c.task = Task::Angle;
+    assert_has(
+        &go(&c, Some(3), false).unwrap_err(),
+        &["task was \"classes\" and is now \"angle\"", "--restart"],
+    );
+    c.task = Task::Classes;
     let path = folder.path().join(".train-out/checkpoint.safetensors");
     let whole = std::fs::read(&path).unwrap();
     for length in [0, 7, 100, whole.len() - 1] {
@@ -192,4 +200,87 @@ fn batches_that_do_not_fit_are_refused() {
     )
     .unwrap_err();
     assert_has(&e, &["--batch", "1 to the 8 training pictures", "found 16"]);
+}
+
+fn design(architecture: Architecture, classes: usize) -> Design {
+    Design {
+        architecture,
+        resolution: 32,
+        channels: 1,
+        classes,
+        width: 0.25,
+        activation: Activation::Relu,
+        seed: 1,
+    }
+}
+
+/// The error of training pictures for a task with a new network.
+fn refused(task: Task, architecture: Architecture, classes: usize) -> Error {
+    let folder = tempfile::tempdir().unwrap();
+    let (csv, output) = (bars(folder.path(), 30), folder.path().join("net"));
+    write(&design(architecture, classes), &output, None).unwrap();
+    let network = Network::open(&output).unwrap();
+    let (picture, output) = (network.picture, &network.output);
+    let path = &network.model.path;
+    task.load(&csv, path, picture, output, Fit::Exact).unwrap_err()
+}
+
+#[test]
+fn networks_that_do_not_fit_a_task_are_named() {
+    let e = refused(Task::Angle, Architecture::MobilenetV1, 10);
+    assert_has(
+        &e,
+        &["--task", "angle", "model.onnx", "expected one output", "found 10"],
+    );
+    assert!(e.is_usage());
+    let e = refused(Task::Scenes, Architecture::MobilenetV1, 10);
+    assert_has(
+        &e,
+        &["--task", "scenes", "expected an output of 30 anchors", "found 10"],
+    );
+    let e = refused(Task::Classes, Architecture::Ssdlite, 3);
+    assert_has(
+        &e,
+        &["--task", "classes", "one output for each class", "found 30 x 8"],
+    );
+    let e = refused(Task::Angle, Architecture::Ssdlite, 3);
+    assert_has(&e, &["--task", "angle", "expected one output", "found 240"]);
+    let e = refused(Task::Scenes, Architecture::Ssdlite, 2);
+    assert_has(&e, &["bars.csv", "label 2", "expected 0 to 1"]);
+}
+
+#[test]
+fn pictures_too_small_for_ssdlite_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = Design {
+        resolution: 31,
+        ..design(Architecture::Ssdlite, 3)
+    };
+    let e = write(&small, &folder.path().join("net"), None).unwrap_err();
+    assert_has(&e, &["--resolution", "expected 32 to 4096", "found 31"]);
+}
+
+#[test]
+fn momentum_of_an_optimizer_without_it_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (csv, model) = (bars(folder.path(), 30), small(folder.path()));
+    let output = folder.path().join("out");
+    let made = std::process::Command::new(env!("CARGO_BIN_EXE_tlite-qat"))
+        .args(["train", "--optimizer", "adagrad", "--momentum", "0.5"])
+        .args([
+            model.as_os_str(),
+            "--data".as_ref(),
+            csv.as_os_str(),
+            "-o".as_ref(),
+        ])
+        .arg(&output)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(made.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("--momentum") && text.contains("adagrad") && text.contains("0.5"),
+        "{text}"
+    );
+    assert!(!output.exists());
 }
