@@ -34,13 +34,15 @@ SEEDS = (0, 1, 2)
 RECIPE = ["--flip", "--shift", "2", "--batch", "128", "--schedule", "cosine"]
 FLOAT_EPOCHS, QAT_EPOCHS, CELL_EPOCHS = 10, 3, 1
 BITS = range(8, 3, -1)
+ANGLE, SSD_WIDTHS = "angle0.25", (1.0, 0.5)
 
 
 class Run:
     """A network: built-in, trained in floats, trained with fake quantization, or changed by E10."""
 
-    def __init__(self, kind, parent=None, args=(), experiments=()):
+    def __init__(self, kind, parent=None, args=(), experiments=(), task="classes"):
         self.kind, self.parent, self.args, self.experiments = kind, parent, list(args), experiments
+        self.task = task
 
 
 def mobilenet(width, resolution=32, activation="relu6"):
@@ -60,17 +62,25 @@ def runs():
         run.experiments = sorted({*run.experiments, *options.get("experiments", ())})
         return name
 
-    def trained(network, new, seed, experiments):
+    def trained(network, new, seed, experiments, task="classes"):
         add(network, "new", args=new, experiments=experiments)
         args = ["--epochs", str(FLOAT_EPOCHS), "--learning-rate", "0.1", "--seed", str(seed)]
-        return add(f"{network}-s{seed}", "train", network, args, experiments=experiments)
+        return add(f"{network}-s{seed}", "train", network, args, experiments=experiments, task=task)
 
     def quantized(parent, experiments, w=8, a=8, tensor=False, epochs=QAT_EPOCHS):
         seed = made[parent].args[-1] if made[parent].kind == "train" else "0"
         args = ["--epochs", str(epochs), "--learning-rate", "0.01", "--bits-w", str(w), "--bits-a", str(a)]
         args += ["--per-tensor"] * tensor + ["--seed", seed]
         name = quantized_name(parent, w, a, tensor)
-        return add(name, "quantize-aware", parent, args, experiments=experiments)
+        return add(name, "quantize-aware", parent, args, experiments=experiments, task=made[parent].task)
+
+    def cells(parent, seed, experiment):
+        for w in BITS:
+            for a in BITS:
+                args = ["--epochs", str(CELL_EPOCHS), "--learning-rate", "0.01", "--bits-w", str(w)]
+                args += ["--bits-a", str(a), "--seed", str(seed)]
+                options = {"experiments": [experiment], "task": made[parent].task}
+                add(f"{parent}-cell-w{w}a{a}", "quantize-aware", parent, args, **options)
 
     def mobile(width, seed, experiments, resolution=32, activation="relu6"):
         new = ["mobilenet_v1", "--dm", str(width), "--resolution", str(resolution), "--activation", activation]
@@ -87,11 +97,7 @@ def runs():
             scaled = add("resnet8-s0-scaled", "scale", "resnet8-s0", experiments=["E10"])
             quantized(scaled, ["E10"], tensor=True)
             quantized(scaled, ["E10"])
-        for w in BITS:
-            for a in BITS:
-                args = ["--epochs", str(CELL_EPOCHS), "--learning-rate", "0.01", "--bits-w", str(w)]
-                args += ["--bits-a", str(a), "--seed", str(seed)]
-                add(f"{parent}-cell-w{w}a{a}", "quantize-aware", parent, args, experiments=["E8"])
+        cells(parent, seed, "E8")
     for seed in SEEDS:
         for depth in (20, 32):
             parent = trained(f"resnet{depth}", [f"resnet{depth}"], seed, ["E1"])
@@ -106,6 +112,12 @@ def runs():
     for width in (0.25, 0.5, 0.75, 1.0):
         for resolution in (32, 24, 16):
             quantized(mobile(width, 0, ["E4"], resolution), ["E4"])
+    for seed in SEEDS:
+        new = ["mobilenet_v1", "--dm", "0.25", "--activation", "relu6", "--classes", "1"]
+        cells(trained(ANGLE, new, seed, ["E9"], "angle"), seed, "E9")
+    for width in SSD_WIDTHS:
+        new = ["ssdlite", "--dm", str(width), "--activation", "relu6"]
+        quantized(trained(f"ssdlite{width}", new, 0, ["E6"], "scenes"), ["E6"])
     return made
 
 
@@ -169,7 +181,7 @@ def command(run, name, args, device):
     out = ["-o", os.path.join(args.work, name)]
     if run.kind == "new":
         return [args.qat, "new", *run.args, *out]
-    where = ["--data", args.data, "--device", device, "--json", *RECIPE]
+    where = ["--data", args.data, "--task", run.task, "--device", device, "--json", *RECIPE]
     return [args.qat, run.kind, os.path.join(args.work, run.parent), *where, *run.args, *out]
 
 
@@ -237,8 +249,8 @@ def calibration_file(data, resolution, folder):
     return path
 
 
-def evaluated(args, model, *more):
-    cmd = [args.qat, "evaluate", model, "--data", args.data, "--json", *more]
+def evaluated(args, model, task, *more):
+    cmd = [args.qat, "evaluate", model, "--data", args.data, "--task", task, "--json", *more]
     return json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout)
 
 
@@ -257,9 +269,9 @@ def measure(args):
         if not os.path.exists(folder) or run.kind == "new":
             continue
         if name not in known:
-            put(name, evaluated(args, folder))
+            put(name, evaluated(args, folder, run.task))
         if run.kind == "quantize-aware" and name + "/same" not in known:
-            put(name + "/same", evaluated(args, folder, "--items", "1000", "--trained", folder))
+            put(name + "/same", evaluated(args, folder, run.task, "--items", "1000", "--trained", folder))
         if run.kind == "quantize-aware" or not {"E1", "E3", "E4", "E10"} & set(run.experiments):
             continue
         for scheme, options in ("ptq", []), ("ptq-tensor", ["--per-tensor"]):
@@ -272,7 +284,7 @@ def measure(args):
                 out = os.path.join(made, "int8")
                 cmd = [args.tlite, "quantize", folder, "-o", out, "--format", "int8", "--calibration", set_]
                 subprocess.run([*cmd, *options], check=True, capture_output=True)
-                put(f"{name}/{scheme}", evaluated(args, out))
+                put(f"{name}/{scheme}", evaluated(args, out, run.task))
 
 
 def results(args):
@@ -316,9 +328,15 @@ def spearman(xs, ys, shuffles=100_000):
     return found, (reached + 1) / (shuffles + 1)
 
 
+def main_number(result):
+    """The number that stands for a result, in percent: top-1, within 5 degrees, or mAP."""
+    return 100 * next(result[key] for key in ("top1", "within_5", "map") if key in result)
+
+
 def tables(args):
-    top1 = {r["name"]: 100 * r["top1"] for r in results(args)}
-    same = [r for r in results(args) if r["name"].endswith("/same")]
+    top1 = {r["name"]: main_number(r) for r in results(args)}
+    compared = [r for r in results(args) if r["name"].endswith("/same")]
+    same = [r for r in compared if "same_top1" in r["trained"]]
 
     def cell(names):
         found = [top1[n] for n in names if n in top1]
@@ -356,17 +374,21 @@ def tables(args):
             ("QAT, per channel", quantized_name(scaled)),
         ):
             print(f"| {what} | {cell([name])} |")
-    parents = [f"{mobilenet(0.25)}-s{s}" for s in SEEDS]
-    cells = {(w, a): [n for n in (f"{p}-cell-w{w}a{a}" for p in parents) if n in top1] for w in BITS for a in BITS}
-    if all(cells.values()):
-        print("\n## E8: bits of weights (rows) and activations (columns)\n")
+
+    def bits(title, network, what_is_measured):
+        parents = [f"{network}-s{s}" for s in SEEDS]
+        cells = {(w, a): [n for n in (f"{p}-cell-w{w}a{a}" for p in parents) if n in top1] for w in BITS for a in BITS}
+        if not all(cells.values()):
+            return
+        print(f"\n## {title}, bits of weights (rows) and activations (columns)\n")
+        print(f"Float: {cell(parents)}\n")
         print("| | " + " | ".join(str(a) for a in BITS) + " |\n|---|" + "---|" * len(BITS))
         for w in BITS:
             print(f"| {w} | " + " | ".join(cell(cells[w, a]) for a in BITS) + " |")
         mean = {k: statistics.mean(top1[n] for n in v) for k, v in cells.items()}
         for what, index in ("weights", 0), ("activations", 1):
             rho, p = spearman([k[index] for k in mean], list(mean.values()))
-            print(f"\nBits of {what} and top-1: Spearman's rho {rho:.2f}, p {p:.5f}")
+            print(f"\nBits of {what} and {what_is_measured}: Spearman's rho {rho:.2f}, p {p:.5f}")
         low = [statistics.mean(mean[k] for k in mean if k[i] == 4) for i in (0, 1)]
         print(f"\nMean with 4-bit weights {low[0]:.2f}, with 4-bit activations {low[1]:.2f}")
         drop = statistics.mean(mean[k] for k in ((8, 8), (8, 7), (7, 8))) - mean[7, 7]
@@ -375,11 +397,21 @@ def tables(args):
             row = {k: v for k, v in mean.items() if sum(k) == total}
             best = max(row, key=row.get)
             print(f"\nSum {total}: best {best[0]}/{best[1]}" + ", the most equal split" * (abs(best[0] - best[1]) <= total % 2))
+
+    bits("E8: top-1", mobilenet(0.25), "top-1")
+    bits("E9: angles within 5 degrees", ANGLE, "precision")
+    names = [f"ssdlite{w}-s0" for w in SSD_WIDTHS]
+    if any(n in top1 for n in names):
+        ap50 = {r["name"]: 100 * r["ap50"] for r in results(args) if "ap50" in r}
+        print("\n## E6: detection, mAP (AP at IoU 0.5)\n\n| network | float | QAT, per channel |\n|---|---|---|")
+        for name in names:
+            pair = [f"{top1[n]:.2f} ({ap50[n]:.2f})" if n in top1 else "" for n in (name, quantized_name(name))]
+            print(f"| {name} | {pair[0]} | {pair[1]} |")
     if same:
         worst = min(same, key=lambda r: r["trained"]["same_top1"])
-        steps = max(r["trained"]["most_steps"] or 0 for r in same)
+        steps = max(r["trained"]["most_steps"] or 0 for r in compared)
         print(f"\nExported files and trained networks, 1000 pictures each: same top-1 for at least "
-              f"{100 * worst['trained']['same_top1']:.1f} % ({worst['name']}), logits within {steps:.1f} steps, {len(same)} networks")
+              f"{100 * worst['trained']['same_top1']:.1f} % ({worst['name']}), outputs within {steps:.1f} steps, {len(compared)} networks")
 
 
 def main():
