@@ -2,7 +2,7 @@
 
 mod distill;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
@@ -235,14 +235,30 @@ enum Where {
 }
 
 impl Where {
-    fn open(self) -> Device {
-        match self {
+    /// Errors: the device does not compute.
+    fn open(self) -> Result<Device> {
+        let made = || match self {
             Self::Flex => Device::flex(),
             #[cfg(feature = "cuda")]
             Self::Cuda => Device::cuda(0),
             #[cfg(feature = "wgpu")]
             Self::Wgpu => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
-        }
+        };
+        // A missing driver or GPU makes burn panic, in a thread of its own.
+        let (told, tell) = std::sync::mpsc::channel();
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |p| drop(told.send(p.to_string()))));
+        let tried = std::panic::catch_unwind(|| {
+            let device = made();
+            Tensor::<1>::ones([1], &device).into_data();
+            device
+        });
+        std::panic::set_hook(hook);
+        tried.map_err(|_| {
+            let first = tell.try_iter().next().unwrap_or_default();
+            let what = first.lines().last().unwrap_or("it panicked").to_owned();
+            Error::option("--device", format!("there is no such device here: {what}"))
+        })
     }
 }
 
@@ -413,7 +429,7 @@ fn train(args: &TrainArgs, quantizing: Option<Quantizing>) -> Result<()> {
         &network,
         &data,
         configuration,
-        &args.run.device.open(),
+        &args.run.device.open()?,
         &files,
         &mut bar,
     )?;

@@ -113,7 +113,7 @@ pub fn distill(args: &DistillArgs) -> Result<()> {
         ));
     }
     let (decoder, values) = Decoder::open(&args.model)?;
-    let device = args.run.device.open();
+    let device = args.run.device.open()?;
     let model = distill::model_checksum(&args.model, &values)?;
     let (start, from) = match &args.start {
         Some(folder) => {
