@@ -10,7 +10,7 @@ use transformer_lite::unstable::graph::op::gather_e0m::QuantizedGather;
 use transformer_lite::unstable::graph::op::matmul_e0m::QuantizedMatMul;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
 use transformer_lite::unstable::graph::{Graph, Node, ValueId};
-use transformer_lite::unstable::quant::Format;
+use transformer_lite::unstable::quant::{Format, Scales};
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weights of one storage format.
@@ -183,8 +183,10 @@ impl Summary {
             }
         };
         let differs = |w: &&&WeightsReport| most.first().is_none_or(|m| m.format != w.format);
-        if let Some(head) = head.iter().find(differs) {
-            text += &format!("; embedding and head {}", head.format_text());
+        if head.iter().any(|w| differs(&w)) {
+            let mut formats: Vec<String> = head.iter().map(|w| w.format_text()).collect();
+            formats.dedup();
+            text += &format!("; embedding and head {}", formats.join(" and "));
         }
         Some(text)
     }
@@ -290,7 +292,7 @@ fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
     let mut found: Vec<Found> = Vec::new();
     // Packed weights first, since their scales are not weights of their own.
     for (_, node) in graph.nodes() {
-        let Some((at, (bits, group, count))) = packed(node, &constant) else {
+        let Some((at, (format, bits, group, count))) = packed(node, &constant) else {
             continue;
         };
         let operand = |i: usize| node.inputs.get(i).copied().flatten();
@@ -305,11 +307,6 @@ fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
             let columns = constant(codes).and_then(|t| t.shape().last().copied());
             let table = node.op.downcast::<QuantizedGather>().is_some();
             let head = table || columns.is_some() && columns == vocabulary;
-            let format = if node.op.downcast::<MatMulNBits>().is_some() {
-                format!("int{bits}")
-            } else {
-                format!("E0M{bits}")
-            };
             found.push(((head, true, format, bits, group), count, bytes));
         }
     }
@@ -372,8 +369,8 @@ fn plain(tensor: &HostTensor, vocabulary: Option<usize>) -> Found {
     )
 }
 
-/// Bits, group size and number of weights.
-type Packing = (u32, Option<usize>, u64);
+/// Format, bits, group size and number of weights.
+type Packing = (String, u32, Option<usize>, u64);
 
 /// For a node that reads a packed weight: the operand with the codes and its packing.
 fn packed<'a>(
@@ -382,14 +379,20 @@ fn packed<'a>(
 ) -> Option<(usize, Packing)> {
     if let Some(op) = node.op.downcast::<MatMulNBits>() {
         let count = (op.k as u64).saturating_mul(op.n as u64);
-        return Some((1, (op.bits.count(), Some(op.block), count)));
+        let bits = op.bits.count();
+        return Some((1, (format!("int{bits}"), bits, Some(op.block), count)));
     }
     let product = node.op.downcast::<QuantizedMatMul>().map(|op| op.format);
-    let Format { bits, group, .. } = product.or(node.op.downcast::<QuantizedGather>().map(|op| op.format))?;
+    let Format { bits, group, scales } =
+        product.or(node.op.downcast::<QuantizedGather>().map(|op| op.format))?;
     let codes = constant(node.inputs.get(1).copied().flatten()?)?;
     let &[rows, n] = codes.shape() else { return None };
     let count = (bits.weights(rows)? as u64).saturating_mul(n as u64);
-    Some((1, (bits.count(), Some(group), count)))
+    let kind = match scales {
+        Scales::Pairs => "",
+        Scales::Nested(_) => " (K-quant)",
+    };
+    Some((1, (format!("{bits}{kind}"), bits.count(), Some(group), count)))
 }
 
 /// Counts of operators by name, the most frequent first.
