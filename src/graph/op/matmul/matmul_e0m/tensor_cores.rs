@@ -144,6 +144,54 @@ fn tiles(_: &DeviceProfile) -> Vec<Vec<u32>> {
     all.map(|c| c.to_vec()).collect()
 }
 
+/// Sizes of a matmul with one or two weights.
+struct Sizes {
+    /// See [`QuantizedMatMul::block`].
+    block: usize,
+    k: usize,
+    /// Tiles of 32 columns.
+    groups: usize,
+    /// Number of weights.
+    sides: u32,
+}
+
+impl Sizes {
+    /// Warps that share columns in PTX. Many columns fill the device with small work-groups; few
+    /// columns are shared by more warps.
+    fn warps(&self, device: &DeviceProfile) -> u32 {
+        let units = device.assumed_compute_units() as usize;
+        match self.groups {
+            groups if groups >= 2 * units => 4,
+            groups if groups > units => 8,
+            _ => MAX_WARPS,
+        }
+    }
+
+    /// At most `warps`, so that those of a side have at least one k-block of `length` weights each.
+    fn with_work(&self, device: &DeviceProfile, mut warps: u32, length: usize) -> u32 {
+        let walks = self.k.div_ceil(length);
+        while warps > self.sides
+            && ((warps / self.sides) as usize > walks || warps * WARP > device.max_workgroup)
+        {
+            warps /= 2;
+        }
+        warps
+    }
+
+    /// Number of 32-column tiles that a work-group of [`MMA`] computes. Its warps for different
+    /// columns or weights read the same x, so wide work-groups pay off if enough of them remain.
+    fn across(&self, device: &DeviceProfile, most: Option<i64>) -> usize {
+        let down = most.map_or(i64::MAX, |most| (most - 1) / MMA_ROWS + 1);
+        let all = down.saturating_mul(num::signed(self.groups));
+        let neighbours = match all / i64::from(device.assumed_compute_units()) {
+            ..2 => 1,
+            2..20 => 2,
+            20.. => 4,
+        };
+        (neighbours / self.sides as usize).clamp(1, self.groups.next_power_of_two())
+    }
+}
+
 impl QuantizedMatMul {
     /// Weights per block, in which each of the four work-items of a column holds one word of each
     /// plane; `None` if tensor cores cannot compute the matmul.
@@ -178,53 +226,94 @@ impl QuantizedMatMul {
         if self.format.bits == Bits::Four && y != DType::F16 {
             return None;
         }
-        let by_ptx_vector = several.is_none() && !by_matrices(device);
-        let (groups, sides) = (n.div_ceil(COLUMNS), if two { 2 } else { 1 });
-        let warps = Self::warps(device, several, groups, sides);
-        let length = match self.format.scales {
-            _ if by_ptx_vector => self.several_groups(block, k, warps / sides),
-            // Four work-items have a block each.
-            _ if several.is_none() => 4 * block,
-            // The longest k-block of whole blocks with the same scales.
-            Scales::Pairs => {
-                let held = if matches!(several, Some(Several::Mma(_))) {
-                    HELD / 2
-                } else {
-                    HELD
-                };
-                let longest = (block * held).min(K_BLOCK);
-                let mut lengths = (1..=longest / block).rev().map(|b| b * block);
-                lengths.find(|l| k_block(self.format.group, *l) == *l)?
-            }
-            Scales::Nested(_) => block,
+        let sizes = Sizes {
+            block,
+            k,
+            groups: n.div_ceil(COLUMNS),
+            sides: if two { 2 } else { 1 },
         };
-        let warps = match several {
-            Some(Several::Mma(_)) => warps,
-            _ => Self::with_work(device, warps, sides, k.div_ceil(length)),
+        let (call, across) = match several {
+            None if by_matrices(device) => (self.one_row_by_matrices(device, &sizes), 1),
+            None => (self.one_row_in_ptx(device, &sizes), 1),
+            Some(Several::Few(tile)) => (self.few_rows(device, &sizes, tile)?, 1),
+            Some(Several::Mma(most)) => self.more_rows(device, &sizes, most)?,
         };
         let down = match several {
             Some(several) => rows.ceil_div(several.tile()).ok()?,
             None => 1.into(),
         };
-        let call = format_defines(Call::new(kernel, warps * WARP), self.format, length);
-        let call = match several {
-            None if by_ptx_vector => call.define(BLOCKS_EACH, num::signed(length / block)),
-            None => call,
-            Some(_) => call.define(GROUP, num::signed(length)),
+        Some(call.grid(Dim::from_usize(sizes.groups.div_ceil(across)), down, 1))
+    }
+
+    /// The call of a kernel with k-blocks of `length` weights.
+    fn call(&self, kernel: &'static TypedKernel<VectorArgs>, warps: u32, length: usize) -> Call<VectorArgs> {
+        format_defines(Call::new(kernel, warps * WARP), self.format, length)
+    }
+
+    fn one_row_by_matrices(&self, device: &DeviceProfile, s: &Sizes) -> Call<VectorArgs> {
+        // Four work-items have a block each.
+        let length = 4 * s.block;
+        let warps = (USUAL_WARPS * s.sides).min(MAX_WARPS);
+        let call = self.call(&VECTOR, s.with_work(device, warps, length), length);
+        let pairs = self.format.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS");
+        call.define_if("PAIRS", pairs)
+    }
+
+    fn one_row_in_ptx(&self, device: &DeviceProfile, s: &Sizes) -> Call<VectorArgs> {
+        let warps = s.warps(device);
+        let length = self.several_groups(s.block, s.k, warps / s.sides);
+        self.call(&VECTOR, s.with_work(device, warps, length), length)
+            .define(BLOCKS_EACH, num::signed(length / s.block))
+            .define_if("WHOLE", s.k.is_multiple_of(length))
+    }
+
+    fn few_rows(&self, device: &DeviceProfile, s: &Sizes, tile: i64) -> Option<Call<VectorArgs>> {
+        let length = self.shared_scales(s.block, HELD)?;
+        let warps = match by_matrices(device) {
+            // Cooperative matrices lie in local memory, which has no room for more.
+            true => USUAL_WARPS,
+            // Sums of 16 rows need more registers, so fewer warps share a weight.
+            false if tile == PTX_FEW_ROWS[1] => s.warps(device).min(MAX_WARPS / 2) * s.sides,
+            false => s.warps(device) * s.sides,
         };
-        let call = call.define_if("WHOLE", k.is_multiple_of(length) && !by_matrices(device));
-        let (call, across) = match several {
-            Some(Several::Mma(most)) => {
-                let across = Self::across(device, most, groups, two);
-                (call.define("ACROSS", num::signed(across)), across)
+        let warps = s.with_work(device, warps.min(MAX_WARPS), length);
+        let call = self.call(&FEW, warps, length).define(GROUP, num::signed(length));
+        Some(match by_matrices(device) {
+            true => call,
+            false => call
+                .define_if("WHOLE", s.k.is_multiple_of(length))
+                .define("FEW", tile),
+        })
+    }
+
+    /// The call of [`MMA`], and the number of 32-column tiles per work-group.
+    fn more_rows(
+        &self,
+        device: &DeviceProfile,
+        s: &Sizes,
+        most: Option<i64>,
+    ) -> Option<(Call<VectorArgs>, usize)> {
+        let length = self.shared_scales(s.block, HELD / 2)?;
+        let across = s.across(device, most);
+        let call = self
+            .call(&MMA, USUAL_WARPS, length)
+            .define(GROUP, num::signed(length))
+            .define_if("WHOLE", s.k.is_multiple_of(length))
+            .define("ACROSS", num::signed(across));
+        Some((call, across))
+    }
+
+    /// The longest k-block of whole blocks with the same scales, of which a work-item holds at most
+    /// `held`.
+    fn shared_scales(&self, block: usize, held: usize) -> Option<usize> {
+        match self.format.scales {
+            Scales::Pairs => {
+                let longest = (block * held).min(K_BLOCK);
+                let mut lengths = (1..=longest / block).rev().map(|b| b * block);
+                lengths.find(|l| k_block(self.format.group, *l) == *l)
             }
-            Some(Several::Few(tile)) if !by_matrices(device) => (call.define("FEW", tile), 1),
-            None if self.format.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") => {
-                (call.define("PAIRS", 1), 1)
-            }
-            None | Some(Several::Few(_)) => (call, 1),
-        };
-        Some(call.grid(Dim::from_usize(groups.div_ceil(across)), down, 1))
+            Scales::Nested(_) => Some(block),
+        }
     }
 
     /// Length of a k-block of the vector kernel in PTX, for `k` weights per column and `warps` that
@@ -240,54 +329,6 @@ impl QuantizedMatMul {
             .find(has_work)
             .unwrap_or(2)
             * block
-    }
-
-    /// Warps per work-group if each has work and `groups` warps compute all columns, in `sides`
-    /// weights.
-    fn warps(device: &DeviceProfile, several: Option<Several>, groups: usize, sides: u32) -> u32 {
-        // Many columns fill the device with small work-groups; few columns are shared by more
-        // warps.
-        let units = device.assumed_compute_units() as usize;
-        let warps: u32 = match several {
-            Some(Several::Mma(_)) => return USUAL_WARPS,
-            _ if by_matrices(device) => USUAL_WARPS,
-            _ if groups >= 2 * units => 4,
-            _ if groups > units => 8,
-            _ => MAX_WARPS,
-        };
-        // Every other warp processes the second weight.
-        let warps = match (several, by_matrices(device)) {
-            (None, false) => warps,
-            (None, true) => warps * sides,
-            // Cooperative matrices lie in local memory, which has no room for more.
-            (Some(_), true) => warps,
-            // Sums of 16 rows need more registers, so fewer warps share a weight.
-            (Some(several), false) if several.tile() == PTX_FEW_ROWS[1] => warps.min(MAX_WARPS / 2) * sides,
-            (Some(_), false) => warps * sides,
-        };
-        warps.min(MAX_WARPS)
-    }
-
-    /// At most `warps`, so that those of a side have at least one of `walks` k-blocks each.
-    fn with_work(device: &DeviceProfile, mut warps: u32, sides: u32, walks: usize) -> u32 {
-        while warps > sides && ((warps / sides) as usize > walks || warps * WARP > device.max_workgroup) {
-            warps /= 2;
-        }
-        warps
-    }
-
-    /// Number of 32-column tiles that a work-group of [`MMA`] computes. Its warps for different
-    /// columns or weights read the same x, so wide work-groups pay off if enough of them remain.
-    fn across(device: &DeviceProfile, most: Option<i64>, groups: usize, two: bool) -> usize {
-        let down = most.map_or(i64::MAX, |most| (most - 1) / MMA_ROWS + 1);
-        let all = down.saturating_mul(num::signed(groups));
-        let neighbours = match all / i64::from(device.assumed_compute_units()) {
-            ..2 => 1,
-            2..20 => 2,
-            20.. => 4,
-        };
-        let sides = if two { 2 } else { 1 };
-        (neighbours / sides).clamp(1, groups.next_power_of_two())
     }
 
     /// The kernel for several rows of `k` elements, of those that take [`VectorArgs`]: for at most
