@@ -357,3 +357,32 @@ fn omitted_results_need_no_names() {
 }
 
 mod replaced;
+
+#[test]
+fn nested_scales_are_of_a_k_quant() {
+    let with = |bits, group, block| {
+        let mut e0m = node("MatMulE0M", &["x", "x", "x"], &["y"], vec![]);
+        e0m.domain = crate::graph::op::OWN_DOMAIN.to_owned();
+        e0m.attribute = vec![
+            int("bits", bits),
+            int("group_size", group),
+            int("scale_block", block),
+        ];
+        read(21, &[1, 256], vec![e0m], &["y"])
+            .unwrap_err()
+            .chain()
+            .to_string()
+    };
+    // Other block sizes, a width that no K-quant has, and the group of another K-quant.
+    for (bits, group, block) in [
+        (4, 32, 128),
+        (4, 32, -256),
+        (8, 32, 256),
+        (4, 16, 256),
+        (6, 32, 256),
+    ] {
+        let e = with(bits, group, block);
+        assert_carries(&e, &["MatMulE0M", "`scale_block`", &block.to_string()]);
+    }
+    assert!(!with(4, 32, 256).contains("scale_block"));
+}
