@@ -63,6 +63,10 @@ impl NewFolder {
     /// [`NewFolder::path`], which is empty.
     pub fn resume(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
+        if !parent(output).is_dir() {
+            let what = format!("there is no folder {}; create it first", parent(output).display());
+            return Err(Error::usage(format!("output {}", output.display()), what));
+        }
         let temporary = Self::unfinished(output, prefix).ok_or_else(|| {
             let option = format!("output {}", output.display());
             Error::usage(option, "has no file name; give the path of a folder")
