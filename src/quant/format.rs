@@ -242,7 +242,7 @@ pub enum QuantError {
         range: String,
     },
     /// A grid needs a scale or bias that f16 cannot represent.
-    #[error("the grid {scale:e} * (q - {zero}) cannot be represented with half-precision scale and bias")]
+    #[error("the grid {scale:e} * (q - {zero}) exceeds the range of half-precision scales")]
     Grid {
         scale: f64,
         /// The level of zero.

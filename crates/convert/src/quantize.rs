@@ -348,7 +348,7 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
     {
         return Err(source.bad(format!(
             "{} \"{}\": the model is quantized already; for another format, convert its source with `tlite \
-             convert --float`, or use `tlite dequantize` first",
+             convert --float`",
             n.op_type, n.name
         )));
     }
