@@ -75,6 +75,15 @@ pub struct Config {
     pub use_sliding_window: Option<bool>,
     /// What each layer sees.
     pub layer_types: Option<Vec<String>>,
+    /// Elements of a token's vector.
+    #[serde(deserialize_with = "lenient::size")]
+    pub hidden_size: Option<usize>,
+    /// Elements between the matmuls of a feed-forward network.
+    #[serde(deserialize_with = "lenient::size")]
+    pub intermediate_size: Option<usize>,
+    /// Number of layers.
+    #[serde(deserialize_with = "lenient::size")]
+    pub num_hidden_layers: Option<usize>,
 }
 
 /// Sliding-window attention, as described by [`Config`].
@@ -87,6 +96,16 @@ pub struct SlidingWindow {
 }
 
 impl Config {
+    /// Number of parameters of a dense decoder of these sizes, to within a factor of about 1.5;
+    /// `None` if a size is missing or too large.
+    pub fn parameters(&self) -> Option<usize> {
+        let hidden = self.hidden_size?;
+        // Three matrices of a feed-forward network, and about three square ones of attention.
+        let rows = hidden.checked_add(self.intermediate_size?)?.checked_mul(3)?;
+        let rows = rows.checked_mul(self.num_hidden_layers?)?;
+        hidden.checked_mul(rows.checked_add(self.vocab_size?)?)
+    }
+
     /// The class, where it is that of models which do not predict the next token, such as
     /// `BertForMaskedLM`.
     pub fn other_purpose(&self) -> Option<&str> {
@@ -154,6 +173,15 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// Whether the file does not say how to sample.
+    pub fn is_silent(&self) -> bool {
+        self.do_sample.is_none() && !self.names_setting()
+    }
+
+    fn names_setting(&self) -> bool {
+        self.temperature.is_some() || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some()
+    }
+
     /// The sampler settings that the file asks for, without a seed. If it names any of temperature,
     /// top-k, top-p and min-p, those it does not name are off; if it names none,
     /// [`SamplerConfig::sampling`] decides. Greedy if `do_sample` is false; a repetition penalty
@@ -163,12 +191,8 @@ impl GenerationConfig {
         if self.do_sample == Some(false) {
             return SamplerConfig::default();
         }
-        let named = self.temperature.is_some()
-            || self.top_k.is_some()
-            || self.top_p.is_some()
-            || self.min_p.is_some();
         let mut config = SamplerConfig::sampling();
-        if named {
+        if self.names_setting() {
             config.temperature = self.temperature.unwrap_or(1.0);
             config.top_k = self
                 .top_k
@@ -252,7 +276,22 @@ pub struct ModelFolder {
     pub limits: Limits,
 }
 
+/// Models with fewer parameters answer greedily unless they ask for something else: sampling makes
+/// them wander.
+const SAMPLED: usize = 1_000_000_000;
+
 impl ModelFolder {
+    /// The sampler settings for this model, without a seed: those of
+    /// [`GenerationConfig::sampling`]; greedy if that file is silent and the model has fewer than a
+    /// billion parameters.
+    pub fn sampling(&self) -> SamplerConfig {
+        let is_small = self.config.parameters().is_some_and(|n| n < SAMPLED);
+        match self.generation.is_silent() && is_small {
+            true => SamplerConfig::default(),
+            false => self.generation.sampling(),
+        }
+    }
+
     /// Reads the JSON files of `dir`. A usage error if `dir` is not a folder; an error that names
     /// the file if one cannot be read or has an invalid entry.
     pub fn open(dir: &Path) -> Result<Self> {
@@ -455,6 +494,30 @@ mod tests {
     use super::*;
     use crate::llm::testing;
     use crate::testing::{assert_carries, assert_usage};
+
+    #[test]
+    fn small_models_are_greedy_unless_their_files_say_how_to_sample() {
+        let dir = tempfile::tempdir().unwrap();
+        let temperature = |sizes: [usize; 4], generation: &str| {
+            let [hidden, inner, layers, vocabulary] = sizes;
+            let config = format!(
+                r#"{{"hidden_size": {hidden}, "intermediate_size": {inner}, "num_hidden_layers": {layers}, "vocab_size": {vocabulary}}}"#
+            );
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+            std::fs::write(dir.path().join(GENERATION_CONFIG), generation).unwrap();
+            ModelFolder::open(dir.path()).unwrap().sampling().temperature
+        };
+        // SmolLM2 135M, Qwen2.5 0.5B.
+        for sizes in [[576, 1536, 30, 49152], [896, 4864, 24, 151_936]] {
+            assert_eq!(temperature(sizes, "{}"), 0.0);
+            assert_eq!(temperature(sizes, r#"{"do_sample": true}"#), 0.8);
+            assert_eq!(temperature(sizes, r#"{"temperature": 0.6}"#), 0.6);
+        }
+        // Llama 3.2 1B, and sizes that overflow.
+        for sizes in [[2048, 8192, 16, 128_256], [usize::MAX, 1, 1, 1]] {
+            assert_eq!(temperature(sizes, "{}"), 0.8);
+        }
+    }
 
     #[test]
     fn missing_folder_and_file_are_usage_errors() {

@@ -160,17 +160,17 @@ pub struct Outcome {
 /// Facts about a run that its status lines show beside the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Seed of the sampler; `None` for greedy decoding.
-    pub seed: Option<u64>,
+    /// How tokens are chosen, the seed included.
+    pub sampling: String,
     /// Activations are quantized to 8 bits.
     pub int8: bool,
 }
 
 impl Facts {
-    /// The facts about a model that uses `used`, sampled with `seed`.
-    pub fn new(seed: Option<u64>, used: &Used) -> Self {
+    /// The facts about a model that uses `used`, whose tokens are chosen by `sampling`.
+    pub fn new(sampling: String, used: &Used) -> Self {
         Self {
-            seed,
+            sampling,
             int8: used.act == INT8,
         }
     }
@@ -180,10 +180,10 @@ impl Facts {
 const INT8: &str = "int8";
 
 impl Outcome {
-    /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, seed
-    /// 12345]`. With `--verbose` also the prompt and the cache. If `brief`, it is short enough for
-    /// a narrow terminal.
-    pub fn status_line(&self, facts: Facts, brief: bool) -> String {
+    /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, greedy]`.
+    /// With `--verbose` also the prompt and the cache. If `brief`, it is short enough for a narrow
+    /// terminal.
+    pub fn status_line(&self, facts: &Facts, brief: bool) -> String {
         let m = &self.metrics;
         let mut parts = vec![count_text(self.tokens.len(), "token")];
         match self.finish {
@@ -203,8 +203,9 @@ impl Outcome {
         if facts.int8 {
             parts.push("int8 activations".to_owned());
         }
-        let seed = facts.seed.filter(|_| !brief);
-        parts.extend(seed.map(|seed| format!("seed {seed}")));
+        if !brief {
+            parts.push(facts.sampling.clone());
+        }
         if is_verbose() {
             let reused = count_text(m.reused_tokens, "token");
             parts.push(format!("prompt {}", count_text(m.prompt_tokens, "token")));
@@ -345,22 +346,30 @@ mod tests {
                 ..Metrics::default()
             },
         };
-        let seed = Some(12345);
-        let facts = |seed, int8| Facts { seed, int8 };
+        let facts = |int8| Facts {
+            sampling: "greedy".to_owned(),
+            int8,
+        };
         let parts = |outcome: &Outcome, facts| -> Vec<String> {
-            let line = outcome.status_line(facts, false);
+            let line = outcome.status_line(&facts, false);
             let inside = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')).unwrap();
             inside.split(", ").map(str::to_owned).collect()
         };
-        let figures = ["14 tokens", "2.5 tokens/s", "first token after 0.21 s"];
-        assert_eq!(parts(&outcome, facts(None, false)), figures);
-        let all = parts(&outcome, facts(seed, true));
-        assert_eq!(all[3..], ["int8 activations", "seed 12345"]);
+        let figures = ["14 tokens", "2.5 tokens/s", "first token after 0.21 s", "greedy"];
+        assert_eq!(parts(&outcome, facts(false)), figures);
+        let all = parts(&outcome, facts(true));
+        assert_eq!(all[3..], ["int8 activations", "greedy"]);
         let cut = Outcome {
             finish: Some(Finish::MaxTokens),
             ..outcome
         };
-        assert_eq!(parts(&cut, facts(None, false))[1], Finish::MaxTokens.to_string());
+        assert_eq!(parts(&cut, facts(false))[1], Finish::MaxTokens.to_string());
+    }
+
+    #[test]
+    fn minus_one_is_no_limit() {
+        assert_eq!((token_limit("-1"), token_limit("0")), (Ok(usize::MAX), Ok(0)));
+        assert!(token_limit("-2").is_err() && token_limit("x").is_err());
     }
 
     #[test]

@@ -241,7 +241,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     folder.limits = args.exec.on.limits.limits.clone();
     let codec = args.template.codec(&folder)?;
-    let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
+    let Chosen { sampler, words, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     let prompt = read_prompt(prompt, &mut std::io::stdin())?;
     let system = args.system.as_deref();
@@ -272,7 +272,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut *stdout };
     let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
     drop((generating, reading));
-    let facts = Facts::new(seed, &model.used()?);
+    let facts = Facts::new(words, &model.used()?);
     if args.json {
         put_json(
             &mut *stdout,
@@ -281,7 +281,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else if options.max_tokens > 0 {
         put(&mut *stdout, "\n")?;
     }
-    figures(&outcome.status_line(facts, false));
+    figures(&outcome.status_line(&facts, false));
+    if outcome.finish == Some(Finish::MaxTokens) && args.answers.max_tokens().is_none() {
+        note(&format!(
+            "stopped after {MAX_TOKENS} tokens, the default; -n N sets the limit, -n -1 removes it"
+        ));
+    }
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);

@@ -1,6 +1,7 @@
 //! Options that choose how tokens are sampled, and their defaults.
 
 use super::options::{from_one, from_zero};
+use super::output::note;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -13,16 +14,16 @@ use transformer_lite::unstable::llm::{ModelFolder, Sampler, Tokenizer};
 
 /// Options of every command that samples tokens, in the order in which they take effect.
 ///
-/// Without an option, `generation_config.json` decides, else the defaults of
-/// [`SamplerConfig::sampling`].
+/// Without an option, [`ModelFolder::sampling`] decides.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
     /// Randomness; 0 is greedy
     ///
     /// Greedy decoding always takes the most likely token. By default, temperature, top-k, top-p
-    /// and min-p come from the model's `generation_config.json`. If it sets none of them, they are
-    /// 0.8, 40, 0.95 and 0.05.
+    /// and min-p come from the model's `generation_config.json`. If it sets none of them, models
+    /// with fewer than a billion parameters are greedy, unless one of these options asks for
+    /// sampling. For the others the values are 0.8, 40, 0.95 and 0.05.
     #[arg(long, visible_alias = "temp", value_name = "F", value_parser = number(TEMPERATURE))]
     pub temperature: Option<f32>,
     /// Sample from the N most likely tokens; 0 is off
@@ -84,10 +85,12 @@ pub struct SamplingOptions {
 /// Texts that end a repeated sequence for DRY by default.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// A sampler, and the seed to show.
+/// A sampler, and what to show of it.
 #[derive(Debug)]
 pub struct Chosen {
     pub sampler: Sampler,
+    /// Its settings in words, such as `greedy` or `temperature 0.8, top-k 40, seed 5`.
+    pub words: String,
     /// Its seed; `None` if no random number decides.
     pub seed: Option<u64>,
 }
@@ -105,16 +108,31 @@ impl SamplingOptions {
             (true, Some(seed)) => Some(seed),
             (true, None) => Some(drawn()?),
         };
+        if seed.is_none() && self.seed.is_some() {
+            note("--seed has no effect on greedy decoding; --temp 0.8 samples");
+        }
         config.seed = seed.unwrap_or(0);
         Ok(Chosen {
+            words: described(&config, seed),
             sampler: Sampler::new(config)?,
             seed,
         })
     }
 
+    /// Whether an option asks for random choices.
+    fn asks_for_sampling(&self) -> bool {
+        let filters = [self.top_p, self.min_p, self.typical_p];
+        self.temperature.is_some_and(|t| t > 0.0)
+            || self.top_k.is_some_and(|k| k != 1)
+            || filters.iter().any(Option::is_some)
+    }
+
     /// The settings without seed and breakers.
     fn config(&self, folder: &ModelFolder) -> Result<SamplerConfig> {
-        let file = folder.generation.sampling();
+        let file = match self.asks_for_sampling() {
+            true => folder.generation.sampling(),
+            false => folder.sampling(),
+        };
         // A file of another model family may hold anything; an option in its place is a way out.
         let checked = |(name, range): Setting, option: Option<f32>, found: f32| match option {
             Some(value) => Ok(value),
@@ -173,6 +191,25 @@ impl SamplingOptions {
     }
 }
 
+/// The settings of `config` that are in force, in words.
+fn described(config: &SamplerConfig, seed: Option<u64>) -> String {
+    let Some(seed) = seed else {
+        return "greedy".to_owned();
+    };
+    let mut parts = vec![format!("temperature {}", config.temperature)];
+    parts.extend((config.top_k > 0).then(|| format!("top-k {}", config.top_k)));
+    let filters = [
+        ("typical-p", config.typical_p, 1.0),
+        ("top-p", config.top_p, 1.0),
+        ("min-p", config.min_p, 0.0),
+    ];
+    for (name, value, off) in filters {
+        parts.extend((value != off).then(|| format!("{name} {value}")));
+    }
+    parts.push(format!("seed {seed}"));
+    parts.join(", ")
+}
+
 /// A seed that is short enough to type again.
 fn drawn() -> Result<u64> {
     let drawn = getrandom::u32().map_err(|e| {
@@ -225,7 +262,13 @@ mod tests {
 
     /// The settings for a model folder with this `generation_config.json`.
     fn config(file: &str, args: &[&str]) -> Result<SamplerConfig> {
+        config_of("{}", file, args)
+    }
+
+    /// The settings for a model folder with these `config.json` and `generation_config.json`.
+    fn config_of(model: &str, file: &str, args: &[&str]) -> Result<SamplerConfig> {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), model).unwrap();
         std::fs::write(dir.path().join(GENERATION_CONFIG), file).unwrap();
         options(args).config(&ModelFolder::open(dir.path())?)
     }
@@ -272,6 +315,22 @@ mod tests {
         ] {
             assert_eq!(values(&config(file, args).unwrap()), expected, "{file} {args:?}");
         }
+    }
+
+    #[test]
+    fn small_models_sample_only_if_asked() {
+        let small = r#"{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 99}"#;
+        let temperature = |args: &[&str]| config_of(small, "{}", args).unwrap().temperature;
+        for args in [&[][..], &["--seed", "5"], &["--top-k", "1"], &["--temp", "0"]] {
+            assert_eq!(temperature(args), 0.0, "{args:?}");
+        }
+        for args in [["--top-p", "0.9"], ["--top-k", "5"], ["--min-p", "0.1"]] {
+            assert_eq!(temperature(&args), 0.8, "{args:?}");
+        }
+        let sampled = config_of(small, "{}", &["--temp", "0.2"]).unwrap();
+        assert_eq!(values(&sampled), (0.2, 40, 0.95, 0.05, 1.0));
+        let words = described(&sampled, Some(7));
+        assert_eq!(words, "temperature 0.2, top-k 40, top-p 0.95, min-p 0.05, seed 7");
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub const COMMANDS: [(&str, &str); 9] = [
     ("/retry", "answer the last message again"),
     ("/save FILE", "save the conversation as JSON"),
     ("/load FILE", "continue a saved conversation"),
-    ("/stats", "show tokens in the context, speed, memory and seed"),
+    ("/stats", "show tokens in the context, speed, memory and sampling"),
     ("/tool NAME RESULT", "answer a tool call"),
     ("/exit", "leave (also /quit, /bye, Ctrl-D)"),
 ];

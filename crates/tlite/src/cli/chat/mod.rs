@@ -245,7 +245,7 @@ impl Talk<'_> {
 
     /// The line after an answer.
     fn status(&self, outcome: &Outcome, forgotten: usize) -> String {
-        let mut line = outcome.status_line(self.facts, !is_verbose());
+        let mut line = outcome.status_line(&self.facts, !is_verbose());
         if forgotten > 0 {
             line += &format!(" {} forgotten", count_text(forgotten, "old message"));
         }
@@ -291,11 +291,7 @@ impl Talk<'_> {
             rows.push(("answer", format!("{}{written}", count_text(last.tokens, "token"))));
         }
         rows.extend(self.about.memory.clone().map(|memory| ("memory", memory)));
-        let seed = self.facts.seed.map(|seed| seed.to_string());
-        rows.push((
-            "seed",
-            seed.unwrap_or_else(|| "none: decoding is greedy".to_owned()),
-        ));
+        rows.push(("sampling", self.facts.sampling.clone()));
         if self.facts.int8 {
             rows.push(("activations", "int8".to_owned()));
         }
@@ -367,7 +363,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     folder.limits = args.exec.on.limits.limits.clone();
     let codec = args.template.codec(&folder)?;
-    let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
+    let Chosen { sampler, words, .. } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
     if codec.template()?.is_none() {
         let what = format!(
@@ -401,7 +397,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         conversation,
         stop,
         max_tokens: args.answers.max_tokens(),
-        facts: Facts::new(seed, &model.used()?),
+        facts: Facts::new(words, &model.used()?),
         template_values,
         interrupt,
         may_grow,
@@ -451,11 +447,8 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
         looks,
     };
     let About { model, place, .. } = &talk.about;
-    let seed = talk
-        .facts
-        .seed
-        .map_or_else(String::new, |seed| format!(", seed {seed}"));
-    console.note(&format!("{model} on {place}{seed}"));
+    let sampling = &talk.facts.sampling;
+    console.note(&format!("{model} on {place}; {sampling}"));
     if !looks.interactive {
         return talk.run(&mut Lines::new(&mut input), &mut console);
     }
