@@ -25,8 +25,9 @@ use transformer_lite::unstable::llm::{
 pub struct AnswerOptions {
     /// Maximum number of tokens [default: no limit]
     ///
-    /// Without a limit, an answer ends when the model ends it or the context is full.
-    #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>)]
+    /// The default is 1024 for `generate`, and no limit for `chat`. Without a limit, an answer ends
+    /// when the model ends it or the context is full.
+    #[arg(short = 'n', long, value_name = "N", value_parser = token_limit)]
     max_tokens: Option<usize>,
     /// Stop before TEXT; can be given more than once
     ///
@@ -64,10 +65,18 @@ pub struct AnswerOptions {
     drafts: DraftOptions,
 }
 
+/// A maximum number of tokens; -1 is none.
+pub fn token_limit(text: &str) -> Result<usize, String> {
+    if text == "-1" {
+        return Ok(usize::MAX);
+    }
+    from_zero(text).map_err(|what| what + ", or -1 for no limit")
+}
+
 impl AnswerOptions {
-    /// Maximum number of tokens of an answer.
-    pub fn max_tokens(&self) -> usize {
-        self.max_tokens.unwrap_or(usize::MAX)
+    /// Maximum number of tokens of an answer, if it is given.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.max_tokens
     }
 
     /// `sampler` with the grammar or schema. A usage error for a file that has neither.

@@ -22,6 +22,9 @@ Examples:
   tlite generate -m MODEL -n 100 --temp 0 -p \"Write a haiku about rain\"
   git diff | tlite generate MODEL --system \"Summarize this diff\" -p -";
 
+/// Largest number of tokens of an answer by default.
+const MAX_TOKENS: usize = 1024;
+
 /// Answer a single prompt
 ///
 /// The prompt goes through the model's chat template as a user message, unless --raw is given. The
@@ -259,7 +262,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let generating = interrupt.generating();
     let reading = Reading::default();
     let options = GenerateOptions {
-        max_tokens: args.answers.max_tokens(),
+        max_tokens: args.answers.max_tokens().unwrap_or(MAX_TOKENS),
         stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),

@@ -396,7 +396,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut talk = Talk {
         conversation,
         stop,
-        max_tokens: args.answers.max_tokens(),
+        max_tokens: args.answers.max_tokens().unwrap_or(usize::MAX),
         facts: Facts::new(words, &model.used()?),
         template_values,
         interrupt,
