@@ -3,7 +3,7 @@
 use super::answer::{AnswerOptions, Facts, Outcome, Reading, answer};
 use super::interrupt::Interrupt;
 use super::load::{LoadTime, milliseconds, model_folder, print_loaded, waiting};
-use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity};
+use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity, read_text};
 use super::output::{figures, note, put, put_json, text_output};
 use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
@@ -42,6 +42,15 @@ pub struct Args {
     /// Same as the argument PROMPT
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
+    /// Read the prompt from FILE
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        conflicts_with = "prompt",
+        hide_short_help = true
+    )]
+    file: Option<PathBuf>,
     /// System prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
@@ -66,7 +75,7 @@ pub struct Args {
 impl Args {
     /// Model and prompt. With `-m` the first argument is the prompt. Usage errors: no prompt, or
     /// two.
-    fn given(&self) -> Result<(&Path, &str)> {
+    fn given(&self) -> Result<(&Path, Given<'_>)> {
         let wrong = |what: &str| Err(Error::usage("PROMPT", what));
         let (model, argument) = match (&self.option, &self.model, &self.text) {
             (Some(_), Some(_), Some(_)) => {
@@ -79,14 +88,26 @@ impl Args {
             (Some(model), None, text) | (None, Some(model), text) => (model, text.as_deref()),
             (None, None, _) => return Err(Error::usage("MODEL", "no model is given")),
         };
-        match (argument, self.prompt.as_deref()) {
-            (Some(_), Some(_)) => wrong("is given twice: as an argument and with --prompt"),
-            (None, None) => {
+        match (argument, self.prompt.as_deref(), self.file.as_deref()) {
+            (Some(_), Some(_), _) => wrong("is given twice: as an argument and with --prompt"),
+            (Some(_), _, Some(_)) => wrong("is given twice: as an argument and with --file"),
+            (None, None, None) => {
                 wrong("no prompt is given; add it after MODEL or with --prompt (- reads standard input)")
             }
-            (Some(prompt), None) | (None, Some(prompt)) => Ok((model, prompt)),
+            (_, _, Some(file)) => Ok((model, Given::File(file))),
+            (Some("-"), ..) | (_, Some("-"), _) => Ok((model, Given::Input)),
+            (Some(prompt), ..) | (_, Some(prompt), _) => Ok((model, Given::Text(prompt))),
         }
     }
+}
+
+/// Where the prompt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Given<'a> {
+    Text(&'a str),
+    File(&'a Path),
+    /// Standard input.
+    Input,
 }
 
 /// The value of `stop` in JSON.
@@ -180,27 +201,42 @@ fn prompt_tokens(
     codec.encode(&messages, values, &Cancel::default())
 }
 
-/// The prompt, for `-` the text of `input` without one line end at its end. A usage error for bytes
-/// that are not UTF-8.
-fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
-    if prompt != "-" {
-        return Ok(prompt.to_owned());
+/// The prompt; from a file or `input`, without one line end at its end. Usage errors: bytes that
+/// are not UTF-8; a prompt without text.
+fn read_prompt(prompt: Given<'_>, input: &mut dyn Read) -> Result<String> {
+    let (text, name, empty) = match prompt {
+        Given::Text(text) => (text.to_owned(), "PROMPT", "is empty".to_owned()),
+        Given::Input => (
+            standard_input(input)?,
+            "--prompt -",
+            "standard input is empty".to_owned(),
+        ),
+        Given::File(file) => {
+            let empty = format!("{} is empty", file.display());
+            (read_text("--file", file)?, "--file", empty)
+        }
+    };
+    if text.trim().is_empty() {
+        let what = format!("{empty}; expected a prompt, as text, with --file, or - for standard input");
+        return Err(Error::usage(name, what));
     }
+    let end = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));
+    let whole = match (prompt, end) {
+        (Given::Text(_), _) | (_, None) => text.as_str(),
+        (_, Some(end)) => text.strip_suffix(end).unwrap_or(&text),
+    };
+    Ok(whole.to_owned())
+}
+
+fn standard_input(input: &mut dyn Read) -> Result<String> {
     let most = MAX_TEXT_FILE;
     let bytes = read_all(input, Path::new("standard input"), most)?;
-    let mut text = String::from_utf8(bytes).map_err(|e| {
+    String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         let what =
             format!("standard input is not UTF-8 at byte {at}; convert it first, for example with iconv");
         Error::usage("--prompt -", what)
-    })?;
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
-    }
-    Ok(text)
+    })
 }
 
 fn report<'a>(
@@ -327,16 +363,15 @@ mod tests {
 
     #[test]
     fn prompts_from_standard_input() {
-        let read = |bytes: &[u8]| read_prompt("-", &mut { bytes });
-        assert_eq!(read_prompt("text", &mut "unread".as_bytes()).unwrap(), "text");
-        for (given, taken) in [
-            ("é\n", "é"),
-            ("a\r\n", "a"),
-            ("a\n\n", "a\n"),
-            ("a", "a"),
-            ("", ""),
-        ] {
+        let read = |bytes: &[u8]| read_prompt(Given::Input, &mut { bytes });
+        let text = |text| read_prompt(Given::Text(text), &mut "unread".as_bytes());
+        assert_eq!(text("text\n").unwrap(), "text\n");
+        for (given, taken) in [("é\n", "é"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a", "a")] {
             assert_eq!(read(given.as_bytes()).unwrap(), taken, "{given:?}");
+        }
+        for empty in ["", "\n", " \n\n"] {
+            assert!(read(empty.as_bytes()).unwrap_err().is_usage(), "{empty:?}");
+            assert!(text(empty).unwrap_err().is_usage());
         }
         let e = read(&[b'a', 0xff]).unwrap_err();
         assert!(e.is_usage() && e.to_string().contains("byte 1"), "{e}");
@@ -345,14 +380,14 @@ mod tests {
     #[test]
     fn model_and_prompt_are_arguments_or_options() {
         use clap::{Args as _, FromArgMatches};
-        let given = |args: &[&str]| -> Result<(String, String)> {
+        let given = |args: &[&str]| -> Result<String> {
             let command = Args::augment_args(clap::Command::new("tlite"));
             let args = std::iter::once(&"tlite").chain(args);
             let args = Args::from_arg_matches(&command.get_matches_from(args)).unwrap();
             let (model, prompt) = args.given()?;
-            Ok((model.display().to_string(), prompt.to_owned()))
+            Ok(format!("{} {prompt:?}", model.display()))
         };
-        let expected = ("m".to_owned(), "hi".to_owned());
+        let expected = "m Text(\"hi\")";
         for args in [
             &["m", "hi"][..],
             &["m", "-p", "hi"],
@@ -362,11 +397,13 @@ mod tests {
         ] {
             assert_eq!(given(args).unwrap(), expected, "{args:?}");
         }
-        assert_eq!(given(&["m", "-"]).unwrap().1, "-");
+        assert_eq!(given(&["m", "-"]).unwrap(), "m Input");
+        assert_eq!(given(&["-f", "a.txt", "m"]).unwrap(), "m File(\"a.txt\")");
         for args in [
             &["m"][..],
             &["-m", "m"],
             &["m", "hi", "-p", "hi"],
+            &["m", "hi", "-f", "a.txt"],
             &["-m", "m", "a", "b"],
         ] {
             assert!(given(args).unwrap_err().is_usage(), "{args:?}");

@@ -166,7 +166,7 @@ fn numbers_out_of_range_name_the_range() {
     }
     fails(&["inspect", "m", "--chunk", "0"], 2, &["--chunk", "0", "1"]);
     for (option, value, range) in [
-        ("--max-tokens", "-1", &["0"][..]),
+        ("--max-tokens", "-2", &["0"][..]),
         ("--context", "none", &["1"]),
         ("--top-k", "-1", &["0"]),
         ("--padding", "8", &["32", "256"]),
