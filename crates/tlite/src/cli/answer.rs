@@ -23,7 +23,7 @@ use transformer_lite::unstable::llm::{
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Generation")]
 pub struct AnswerOptions {
-    /// Maximum number of tokens [default: no limit]
+    /// Maximum number of tokens; -1 is no limit
     ///
     /// The default is 1024 for `generate`, and no limit for `chat`. Without a limit, an answer ends
     /// when the model ends it or the context is full.
@@ -34,7 +34,9 @@ pub struct AnswerOptions {
     /// TEXT may span several tokens and contain special ones.
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Constrain the answer to the JSON schema in FILE
+    /// Constrain the answer to this JSON schema
+    ///
+    /// FILE may also be the schema itself, as in `--json-schema '{"type": "integer"}'`.
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
     /// White space between the tokens of constrained JSON
@@ -87,7 +89,11 @@ impl AnswerOptions {
             (_, Some(path)) => ("--json-schema", path),
             _ => return Ok(sampler),
         };
-        let text = read_text(option, path)?;
+        let inline = path.to_str().filter(|text| text.trim_start().starts_with('{'));
+        let text = match inline.filter(|_| option == "--json-schema" && !path.is_file()) {
+            Some(text) => text.to_owned(),
+            None => read_text(option, path)?,
+        };
         let grammar = match self.grammar {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
             None => Grammar::json_schema_with(&text, self.json_space, tokenizer, eos),
@@ -167,7 +173,7 @@ pub struct Outcome {
 }
 
 /// Facts about a run that its status lines show beside the figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// How tokens are chosen, the seed included.
     pub sampling: String,

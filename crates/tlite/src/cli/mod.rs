@@ -14,12 +14,14 @@ mod draft;
 mod eval;
 mod fields;
 mod generate;
+mod habits;
 mod inspect;
 pub mod interrupt;
 mod list;
 pub mod load;
 mod measuring;
 mod model;
+mod near;
 mod options;
 mod other;
 mod output;
@@ -43,7 +45,7 @@ pub use options::{DeviceOptions, ExecOptions, LimitOptions, ModelArg, Precision,
 pub use output::{LogLines, is_broken_pipe, message};
 pub use sampling::{Chosen, SamplingOptions};
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupt;
 use std::fmt::Write as _;
@@ -164,8 +166,9 @@ pub fn command() -> clap::Command {
 /// Parses the arguments of this process. Errors are to be printed; those for help and version too.
 pub fn parse() -> Result<Cli, clap::Error> {
     let mut command = command();
+    let args = habits::translated(&command, std::env::args_os().collect())?;
     let parsed = command
-        .try_get_matches_from_mut(std::env::args_os())
+        .try_get_matches_from_mut(args)
         .and_then(|matches| Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command)));
     parsed.map_err(plain)
 }
@@ -178,6 +181,24 @@ fn plain(mut error: clap::Error) -> clap::Error {
         // How to pass a text that looks like an option.
         ErrorKind::UnknownArgument => drop(error.remove(ContextKind::Suggested)),
         _ => {}
+    }
+    for (given, tip) in [
+        (ContextKind::InvalidArg, ContextKind::SuggestedArg),
+        (ContextKind::InvalidSubcommand, ContextKind::SuggestedSubcommand),
+    ] {
+        let given = error.get(given).map(ToString::to_string).unwrap_or_default();
+        let near = |tip: &&String| near::is_near(&given, tip.split(' ').next().unwrap_or_default());
+        let (found, kept) = match error.get(tip) {
+            Some(ContextValue::String(one)) => (true, Some(one).filter(near).cloned()),
+            Some(ContextValue::Strings(all)) => (true, all.iter().find(near).cloned()),
+            _ => (false, None),
+        };
+        if found {
+            error.remove(tip);
+        }
+        if let Some(kept) = kept {
+            error.insert(tip, ContextValue::String(kept));
+        }
     }
     error
 }

@@ -222,7 +222,11 @@ pub fn model_file(path: &Path) -> Result<PathBuf> {
             };
             format!("{} has no model.onnx{hint}", path.display())
         }
-        Err(_) => format!("there is no file or folder {}", path.display()),
+        Err(_) => format!(
+            "there is no file or folder {}; `tlite list` shows the language models here, `tlite pull OWNER/REPO` \
+             downloads one",
+            path.display()
+        ),
     };
     Err(Error::usage("MODEL", what))
 }

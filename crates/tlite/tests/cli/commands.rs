@@ -144,7 +144,7 @@ fn values_out_of_range() {
         ("--top-p", "-0.5"),
         ("--top-k", "-1"),
         ("--max-tokens", "-3"),
-        ("--seed", "-1"),
+        ("--seed", "-2"),
         ("--typical-p", "0"),
         ("--min-p", "1.5"),
         ("--repetition-penalty", "0"),

@@ -4,6 +4,7 @@ mod chat;
 mod commands;
 mod docs;
 mod documents;
+mod habits;
 mod hub;
 mod inspect;
 mod inspect_page;

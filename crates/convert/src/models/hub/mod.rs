@@ -116,6 +116,16 @@ impl FromStr for Spec {
             let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
             !part.is_empty() && !part.starts_with('.') && part.bytes().all(allowed)
         };
+        // Ollama and llama.cpp take a quantization there.
+        if let Some(tag) =
+            file.filter(|f| !f.is_empty() && f.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'))
+        {
+            let what = format!(
+                "\"{tag}\": expected the name of a GGUF file after the colon; without one, tlite picks a file with 4-bit \
+                 weights"
+            );
+            return Err(Error::usage("model", what));
+        }
         let both = repo.split_once('/');
         if both.is_some_and(|(owner, name)| part(owner) && part(name)) && file.is_none_or(is_file_name) {
             return Ok(Self {
@@ -124,7 +134,7 @@ impl FromStr for Spec {
             });
         }
         let what = format!(
-            "\"{}\": expected OWNER/REPO or OWNER/REPO:FILE",
+            "\"{}\": expected OWNER/REPO or OWNER/REPO:FILE, such as bartowski/SmolLM2-135M-Instruct-GGUF",
             text.escape_debug()
         );
         Err(Error::usage("model", what))

@@ -27,6 +27,7 @@ fn specs_name_a_repository_and_perhaps_a_file() {
         "a b/c",
         "hf:hf:a/b",
         "a/b:c:d",
+        "a/b:Q4_K_M",
         "a/b:..\\x",
     ] {
         let e = text.parse::<Spec>().unwrap_err();
