@@ -202,7 +202,7 @@ typedef struct {
    */
   const char *backend;
   /*
-   Device name, or text that the device or driver name contains. NULL selects the best device.
+   Device name, or text that the name contains. NULL selects the best device.
    */
   const char *device;
   /*

@@ -52,7 +52,7 @@ pub struct TliteLoadOptions {
     /// "auto", "opencl", "wgpu", "cpu" or "reference". NULL means "auto": a GPU if there is one,
     /// else "cpu".
     pub backend: *const c_char,
-    /// Device name, or text that the device or driver name contains. NULL selects the best device.
+    /// Device name, or text that the name contains. NULL selects the best device.
     pub device: *const c_char,
     /// Context length in tokens. 0 selects the model's own length, at most 4096.
     pub context: usize,

@@ -43,6 +43,15 @@ impl BackendChoice {
             Self::Reference => "reference",
         }
     }
+
+    /// Other names, which options accept too.
+    pub fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::Auto => &[],
+            Self::On(kind) => kind.aliases(),
+            Self::Reference => &["host"],
+        }
+    }
 }
 
 impl fmt::Display for BackendChoice {
@@ -54,12 +63,10 @@ impl fmt::Display for BackendChoice {
 impl FromStr for BackendChoice {
     type Err = Error;
 
-    /// The backend of this name; `host` is another name of `reference`.
+    /// The backend of this name, which may be one of [`BackendChoice::aliases`].
     fn from_str(text: &str) -> Result<Self> {
-        if text == "host" {
-            return Ok(Self::Reference);
-        }
-        named("backend", Self::ALL, Self::name, text)
+        let alias = Self::ALL.into_iter().find(|one| one.aliases().contains(&text));
+        alias.map_or_else(|| named("backend", Self::ALL, Self::name, text), Ok)
     }
 }
 
@@ -184,13 +191,39 @@ pub enum Opened {
     },
 }
 
+/// Whether the device name `text` stands for the CPU backend.
+pub fn names_cpu(text: &str) -> bool {
+    text.eq_ignore_ascii_case(BackendKind::Cpu.name())
+}
+
 impl Placement {
+    /// This placement with the device `cpu` resolved, which names the backend.
+    fn resolved(&self) -> Self {
+        let cpu = BackendChoice::On(BackendKind::Cpu);
+        let asks = self.options.device.as_deref().is_some_and(names_cpu);
+        if !asks || !BackendKind::Cpu.is_compiled() || ![BackendChoice::Auto, cpu].contains(&self.backend) {
+            return self.clone();
+        }
+        let options = OpenOptions {
+            device: None,
+            ..self.options.clone()
+        };
+        Self {
+            backend: cpu,
+            options,
+        }
+    }
+
     /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the CPU
-    /// backend; a driver that runs kernels on the CPU only if the options name its device or there
-    /// is no CPU backend; and the interpreter only if there is none at all. Usage errors: no
-    /// driver, no such device, a device name for the interpreter, or an option that the device or
-    /// its backend does not support.
+    /// backend; a driver that runs kernels on the CPU only if there is no CPU backend; and the
+    /// interpreter only if there is none at all. The device `cpu` is the CPU backend. Usage errors:
+    /// no driver, no such device, a device name for the interpreter, or an option that the device
+    /// or its backend does not support.
     pub fn open(&self) -> Result<Opened> {
+        self.resolved().open_resolved()
+    }
+
+    fn open_resolved(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
             e @ (BackendError::NoDevice { .. } | BackendError::FewDevices { .. }) => {
@@ -222,8 +255,11 @@ impl Placement {
                 let mut reasons = Vec::new();
                 let mut faults = Vec::new();
                 let mut taken = None;
-                for kind in self.candidates() {
-                    match devices::open(kind, &self.options) {
+                for kind in BackendKind::compiled() {
+                    let opened = self
+                        .options_on(kind)
+                        .and_then(|options| devices::open(kind, &options));
+                    match opened {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => {
                             taken = Some(b);
                             break;
@@ -247,7 +283,7 @@ impl Placement {
                 }
                 match (taken, device) {
                     (Some(b), _) => Ok(Opened::Device(b)),
-                    (None, Some(_)) => Err(no_device("device", reasons.join("; "))),
+                    (None, Some(_)) => Err(self.no_such_device(&reasons)),
                     (None, None) => Ok(Opened::Reference {
                         for_want: Some(reasons.join("; ")),
                     }),
@@ -302,33 +338,73 @@ impl Placement {
         }
     }
 
-    /// The backends among which [`Placement::open`] chooses if none is named.
-    fn candidates(&self) -> Vec<BackendKind> {
-        let mut kinds: Vec<BackendKind> = BackendKind::compiled().collect();
-        if self.options.device.is_none() && kinds.contains(&BackendKind::Cpu) {
-            // Opening a driver takes longer than listing its devices.
-            kinds.retain(|kind| *kind == BackendKind::Cpu || !runs_on_cpu(*kind));
+    /// The options that open a device of `kind` if no backend is named. Emulated GPUs do not count
+    /// if there is a CPU backend.
+    fn options_on(&self, kind: BackendKind) -> std::result::Result<OpenOptions, BackendError> {
+        if kind == BackendKind::Cpu || !BackendKind::Cpu.is_compiled() {
+            return Ok(self.options.clone());
         }
-        kinds
+        // Opening a driver takes longer than listing its devices.
+        let all = devices::list(kind)?;
+        let gpus = backend::numbered(&all).filter(|(_, caps)| caps.kind != DeviceKind::Cpu);
+        let (mut names, gpus): (Vec<String>, Vec<Caps>) =
+            gpus.map(|(name, caps)| (name, caps.clone())).unzip();
+        let chosen = backend::choose(&gpus, self.options.device.as_deref()).map_err(|e| match e {
+            BackendError::NoDevice { asked, .. } => BackendError::NoDevice {
+                asked,
+                found: backend::names(&all.iter().collect::<Vec<_>>()),
+            },
+            e => e,
+        })?;
+        Ok(OpenOptions {
+            device: Some(names.swap_remove(chosen)),
+            ..self.options.clone()
+        })
+    }
+
+    /// The error if no backend has the device, for these `reasons`.
+    fn no_such_device(&self, reasons: &[String]) -> Error {
+        let name = self.options.device.as_deref();
+        let emulated = BackendKind::compiled().find_map(|kind| {
+            let caps = devices::list(kind).and_then(|all| backend::pick(all, name));
+            caps.ok().map(|caps| (kind, caps.device))
+        });
+        let what = match emulated {
+            Some((kind, device)) => {
+                format!("{device} emulates a GPU on the CPU; `--backend {kind}` is needed to use it")
+            }
+            None => reasons.join("; "),
+        };
+        no_device("device", what)
     }
 
     /// Capabilities of the device that [`Placement::open`] chooses, without opening it for work.
     pub fn caps(&self) -> Result<Caps> {
+        self.resolved().caps_resolved()
+    }
+
+    fn caps_resolved(&self) -> Result<Caps> {
+        let is_named = self.backend != BackendChoice::Auto;
         let kinds: Vec<BackendKind> = match (self.backend, self.options.only_on()) {
             (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => vec![kind],
-            (BackendChoice::Auto, None) => self.candidates(),
+            (BackendChoice::Auto, None) => BackendKind::compiled().collect(),
             (BackendChoice::Reference, _) => {
                 return Err(Error::usage(
                     "backend",
-                    "the reference interpreter has no plan; choose another backend, or leave this option out to plan for a generic device",
+                    "the reference interpreter has no plan; choose another backend",
                 ));
             }
         };
         let mut reasons = Vec::new();
         let mut taken = None;
         for kind in kinds {
-            let found =
-                devices::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
+            let options = match is_named {
+                true => Ok(self.options.clone()),
+                false => self.options_on(kind),
+            };
+            let found = options.and_then(|options| {
+                devices::list(kind).and_then(|all| backend::pick(all, options.device.as_deref()))
+            });
             match found {
                 Ok(caps) if caps.kind != DeviceKind::Cpu => return Ok(caps),
                 Ok(caps) => taken = taken.or(Some(caps)),
@@ -338,18 +414,12 @@ impl Placement {
         if let Some(caps) = taken {
             return Ok(caps);
         }
-        let name = match self.options.device {
-            Some(_) => "device",
-            None => "backend",
-        };
-        Err(no_device(name, reasons.join("; ")))
+        Err(match (&self.options.device, is_named) {
+            (Some(_), false) => self.no_such_device(&reasons),
+            (Some(_), true) => no_device("device", reasons.join("; ")),
+            (None, _) => no_device("backend", reasons.join("; ")),
+        })
     }
-}
-
-/// Whether the best device of a backend runs kernels on the processor.
-fn runs_on_cpu(kind: BackendKind) -> bool {
-    let best = devices::list(kind).and_then(|all| backend::pick(all, None));
-    best.is_ok_and(|caps| caps.kind == DeviceKind::Cpu)
 }
 
 fn no_device(name: &str, what: String) -> Error {
@@ -388,6 +458,34 @@ mod tests {
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
         assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, cpu, reference"]);
         assert_eq!("host".parse::<BackendChoice>().unwrap(), BackendChoice::Reference);
+        for alias in ["vulkan", "metal", "dx12"] {
+            assert_eq!(
+                alias.parse::<BackendChoice>().unwrap(),
+                BackendChoice::On(BackendKind::Wgpu)
+            );
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "cpu")]
+    fn device_cpu_is_the_backend() {
+        let place = |backend, device| Placement {
+            backend,
+            options: OpenOptions::of(Some(device)),
+        };
+        let cpu = BackendChoice::On(BackendKind::Cpu);
+        for backend in [BackendChoice::Auto, cpu] {
+            for name in ["cpu", "CPU"] {
+                assert_eq!(place(backend, name).caps().unwrap().backend, "cpu", "{name}");
+            }
+        }
+        let gpu = BackendChoice::On(BackendKind::OpenCl);
+        assert_eq!(place(gpu, "cpu").resolved(), place(gpu, "cpu"));
+        let e = place(BackendChoice::Auto, "no such device").caps().unwrap_err();
+        assert_usage(&e, "device", &["no such device"]);
+        // A driver's version is not a name of a device.
+        let e = place(BackendChoice::Auto, "tlite").open().map(drop).unwrap_err();
+        assert_usage(&e, "device", &["tlite"]);
     }
 
     #[test]

@@ -47,9 +47,9 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// Whether the device's or driver's name contains this text; ASCII case is ignored.
+    /// Whether the device's name contains this text; ASCII case is ignored.
     pub fn is_called(&self, text: &str) -> bool {
-        super::is_called([&self.device, &self.driver], text)
+        super::is_called(&[&self.device], text)
     }
 
     /// This device with a changed profile.

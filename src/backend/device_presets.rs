@@ -26,7 +26,7 @@ impl Family {
     /// The family of a GPU, by the names that its driver reports. Arm's drivers and Mesa both
     /// report "Mali" as the device.
     pub fn named(device: &str, driver: &str) -> Option<Self> {
-        if is_called([device, driver], "adreno") {
+        if is_called(&[device, driver], "adreno") {
             return Some(Self::Adreno);
         }
         device.contains("Mali").then_some(Self::Mali)

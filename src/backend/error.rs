@@ -25,7 +25,7 @@ pub enum BackendError {
     },
     /// Several devices match the name asked for.
     #[error(
-        "\"{asked}\" matches several devices: {found}; give a longer part of the name or driver, or add #1 for the first"
+        "\"{asked}\" matches several devices: {found}; give a longer part of the name, or add #1 for the first"
     )]
     ManyDevices {
         /// The name asked for.

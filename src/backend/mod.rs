@@ -290,6 +290,14 @@ backends! {
 }
 
 impl BackendKind {
+    /// Other names on the command line: the interfaces that the backend uses.
+    pub const fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::Wgpu => &["vulkan", "metal", "dx12"],
+            Self::OpenCl | Self::Cpu => &[],
+        }
+    }
+
     /// Backends of this build, in order of preference.
     pub fn compiled() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|kind| kind.is_compiled())
@@ -360,7 +368,7 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
 }
 
 /// Whether one of these names contains `text`; ASCII case is ignored.
-pub fn is_called(names: [&str; 2], text: &str) -> bool {
+pub fn is_called(names: &[&str], text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
 }
@@ -380,8 +388,8 @@ pub fn names(devices: &[&Caps]) -> String {
     }
 }
 
-/// Indices of the devices with this name; if there are none, indices of the devices whose name or
-/// driver contains this text.
+/// Indices of the devices with this name; if there are none, indices of the devices whose name
+/// contains this text.
 fn named(all: &[Caps], text: &str) -> Vec<usize> {
     let of = |holds: &dyn Fn(&Caps) -> bool| -> Vec<usize> {
         let found = all.iter().enumerate().filter(|(_, c)| holds(c));
@@ -400,13 +408,18 @@ mod tests {
 
     #[test]
     fn devices_are_chosen_by_name() {
-        let all: Vec<Caps> = [("Big GPU", "1"), ("Big GPU 2", "1"), ("CPU", "A"), ("CPU", "B")]
-            .map(|(device, driver)| Caps {
-                device: device.to_owned(),
-                driver: driver.to_owned(),
-                ..Caps::generic_gpu()
-            })
-            .into();
+        let all: Vec<Caps> = [
+            ("Big GPU", "1"),
+            ("Big GPU 2", "1"),
+            ("CPU", "A 1.0"),
+            ("CPU", "B"),
+        ]
+        .map(|(device, driver)| Caps {
+            device: device.to_owned(),
+            driver: driver.to_owned(),
+            ..Caps::generic_gpu()
+        })
+        .into();
         let at = |asked| choose(&all, Some(asked));
         let is = |asked, place| assert_eq!(at(asked).unwrap(), place, "{asked}");
         is("big gpu", 0);
@@ -417,15 +430,16 @@ mod tests {
             }
             e => panic!("{e}"),
         };
-        several("b", "Big GPU, Big GPU 2, CPU");
-        several("cpu", "CPU (A), CPU (B)");
+        several("b", "Big GPU, Big GPU 2");
+        several("cpu", "CPU (A 1.0), CPU (B)");
         is("cpu#2", 3);
         is("big#1", 0);
-        for wrong in ["cpu#x", "no such", "no such#1"] {
+        // The second is a driver.
+        for wrong in ["cpu#x", "A 1.0", "no such", "no such#1"] {
             match at(wrong).unwrap_err() {
                 BackendError::NoDevice { asked, found } => {
                     assert_eq!(asked, wrong);
-                    assert_eq!(found, "Big GPU, Big GPU 2, CPU (A), CPU (B)");
+                    assert_eq!(found, "Big GPU, Big GPU 2, CPU (A 1.0), CPU (B)");
                 }
                 e => panic!("{e}"),
             }

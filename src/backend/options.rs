@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// Which device to open, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The device with this name; if there is none, the device whose name or driver contains this
-    /// text. ASCII case is ignored. A suffix `#N` selects the Nth of several matches. `None`
-    /// selects the best device (discrete GPU before integrated GPU before CPU).
+    /// The device with this name; if there is none, the device whose name contains this text. ASCII
+    /// case is ignored. A suffix `#N` selects the Nth of several matches. `None` selects the best
+    /// device (discrete GPU before integrated GPU before CPU).
     pub device: Option<String>,
     /// Scheduling priority; `None` means [`Priority::default_on`].
     pub priority: Option<Priority>,

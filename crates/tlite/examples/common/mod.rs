@@ -35,7 +35,7 @@ pub struct Common {
     /// Where the models run
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     backend: On,
-    /// Device name, or text that the device or driver name contains
+    /// Device name, or text that the name contains
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Store activations in 16 bits

@@ -40,8 +40,7 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
             BackendChoice::Reference => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
         };
         let (v, possible) = value(v, v.name(), help);
-        let hidden = (v == BackendChoice::Reference).then_some("host");
-        (v, possible.aliases(hidden))
+        (v, possible.aliases(v.aliases()))
     }))
 }
 

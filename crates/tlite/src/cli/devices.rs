@@ -16,7 +16,7 @@ use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::{quantity, size_text};
-use transformer_lite::unstable::placement::BackendChoice;
+use transformer_lite::unstable::placement::{BackendChoice, names_cpu};
 use transformer_lite::unstable::probe::{self, Probe, store};
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ pub struct Args {
     /// `tlite roofline`, `profile` and `bench`.
     #[arg(long)]
     probe: bool,
-    /// List only devices whose name or driver contains TEXT
+    /// List only devices whose name contains TEXT; `cpu` is the `cpu` backend
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Folder of the kernel cache, which holds measurements and the list of failed kernels
@@ -167,7 +167,7 @@ pub(super) struct Report {
     absent: Vec<Absent>,
 }
 
-/// The devices that `list` returns whose name or driver contains `asked`. `row` makes a row of a
+/// The devices that `list` returns whose name contains `asked`. `row` makes a row of a
 /// backend, a unique name and the capabilities. A usage error if there is none.
 fn report(
     list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>,
@@ -184,7 +184,7 @@ fn report(
             Ok(all) if all.is_empty() => "no device found".to_owned(),
             Ok(all) => {
                 for (name, caps) in backend::numbered(&all) {
-                    if asked.is_none_or(|a| caps.is_called(a)) {
+                    if asked.is_none_or(|a| is_asked(a, kind, caps)) {
                         report.devices.push(row(kind, &name, caps.clone()));
                     }
                 }
@@ -200,7 +200,7 @@ fn report(
         });
     }
     let reference = reference();
-    if asked.is_none_or(|a| backend::is_called([&reference.device, &reference.driver], a)) {
+    if asked.is_none_or(|a| !names_cpu(a) && backend::is_called(&[&reference.device], a)) {
         report.devices.push(reference);
     }
     match asked {
@@ -213,6 +213,14 @@ fn report(
             Err(Error::usage("--device", error.to_string()))
         }
         _ => Ok(report),
+    }
+}
+
+/// Whether `--device` with the text `asked` names this device. `cpu` is the backend of this name.
+fn is_asked(asked: &str, kind: BackendKind, caps: &Caps) -> bool {
+    match names_cpu(asked) {
+        true => kind == BackendKind::Cpu,
+        false => caps.is_called(asked),
     }
 }
 
@@ -384,7 +392,7 @@ impl Report {
                 let _ok = writeln!(out, "  quarantined: {}", quarantined_text(q, SystemTime::now()));
             }
             if let Some(extensions) = &row.extensions {
-                let _ok = writeln!(out, "  extensions: {}", extensions.join(", "));
+                let _ok = writeln!(out, "  extensions: {} (--json lists them)", extensions.len());
             }
             for (name, value) in row.probe.iter().flat_map(probe_lines) {
                 let _ok = writeln!(out, "  measured {name}: {value}");
@@ -548,7 +556,7 @@ mod tests {
         };
         let text = report(lists, None, &row).unwrap().text();
         let values = values(&text);
-        for value in ["cl_a, cl_b", "4.30 TB/s", "not offered: none"] {
+        for value in ["2 (--json lists them)", "4.30 TB/s", "not offered: none"] {
             assert!(
                 values.iter().any(|(_, found)| *found == value),
                 "{value} in {text}"
@@ -621,7 +629,7 @@ mod tests {
         assert_eq!((found.devices.len(), found.absent.len()), (2, 0), "{found:?}");
         assert!(found.devices.iter().all(|d| d.device == "Card"), "{found:?}");
         assert_eq!(names.into_inner(), ["Card#1", "Card#2"]);
-        let interpreter = report(lists, Some("tlite"), &|_, _, caps| caps.into()).unwrap();
+        let interpreter = report(lists, Some("threads"), &|_, _, caps| caps.into()).unwrap();
         assert_eq!((interpreter.devices.len(), interpreter.absent.len()), (1, 2));
         let e = report(two, Some("none such"), &|_, _, caps| caps.into()).unwrap_err();
         assert!(e.is_usage());

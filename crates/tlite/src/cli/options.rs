@@ -101,9 +101,11 @@ pub struct DeviceOptions {
     /// Backend to run on
     #[arg(long, value_parser = choices::backend(), default_value = "auto", value_name = "NAME")]
     pub backend: BackendChoice,
-    /// Device whose name or driver contains TEXT
+    /// Device whose name contains TEXT
     ///
-    /// Append #2 for the second device that matches. `tlite devices` lists the devices.
+    /// `cpu` is the `cpu` backend. Append #2 for the second device that matches. `tlite devices`
+    /// lists the devices. A GPU that a driver emulates on the CPU is used only if --backend names
+    /// its backend.
     #[arg(long, value_name = "TEXT")]
     pub device: Option<String>,
     /// Scheduling priority, on drivers that support it [default: low on GPUs that share the host's
