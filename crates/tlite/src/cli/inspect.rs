@@ -13,7 +13,7 @@ use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, p
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use text::{header_text, list, text};
-use transformer_lite::unstable::backend::{Caps, OpenOptions};
+use transformer_lite::unstable::backend::{BackendKind, Caps, OpenOptions};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::kind::is_gguf;
 use transformer_lite::unstable::files::write_whole;
@@ -24,11 +24,11 @@ use transformer_lite::unstable::tensor::DType;
 
 /// Show what a model contains and what it needs to run
 ///
-/// Reads only the model's files: it loads no weights, and looks at devices only with --backend or
-/// --device. Memory is given for the longest inputs within the bounds. A symbol without a bound
-/// gets a default bound, which is reported. `--verbose` adds symbols, all operators and passes, and
-/// memory by placement rule. For a GGUF file, only the header is shown, unless an option needs a
-/// plan.
+/// Reads only the model's files: it loads no weights and opens no device. The plan is that of the
+/// `cpu` backend, unless --backend or --device name another one. Memory is given for the longest
+/// inputs within the bounds. A symbol without a bound gets a default bound, which is reported.
+/// `--verbose` adds symbols, all operators and passes, and memory by placement rule. For a GGUF
+/// file, only the header is shown, unless an option needs a plan.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite inspect [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -46,10 +46,10 @@ pub struct Args {
     /// Tokens in the KV cache [default: the model's limit, at most 4096]
     #[arg(short, long, value_name = "N", value_parser = from_one)]
     context: Option<NonZeroUsize>,
-    /// Plan for a device of this backend instead of a generic one
+    /// Plan for a device of this backend [default: cpu]
     #[arg(long, value_parser = choices::backend(), value_name = "NAME")]
     backend: Option<BackendChoice>,
-    /// Plan for the device with this text in its name or driver
+    /// Plan for the device with this text in its name
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Fix symbols, as in N=512,past=1024
@@ -125,6 +125,16 @@ impl Args {
     }
 }
 
+/// What models are planned for if no device is named: the CPU backend, which needs no driver. A
+/// generic GPU in builds without it.
+fn planned_on() -> Caps {
+    let cpu = Placement {
+        backend: BackendChoice::On(BackendKind::Cpu),
+        ..Placement::default()
+    };
+    cpu.caps().unwrap_or_else(|_| Caps::generic_gpu())
+}
+
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let given = args.model.given()?;
@@ -142,9 +152,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         options: OpenOptions::of(args.device.as_deref()),
     };
     let is_named = args.backend.is_some() || args.device.is_some();
-    let caps = is_named.then(|| place.caps()).transpose()?;
+    let caps = match is_named {
+        true => place.caps()?,
+        false => planned_on(),
+    };
     let request = Request {
-        caps: caps.unwrap_or_else(Caps::generic_gpu),
+        caps,
         bind,
         bounds: bounds.unwrap_or_default(),
         context: args.context.map(usize::from),

@@ -496,10 +496,14 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
+    let device = match request.caps == Caps::generic_gpu() {
+        true => Target::DEVICE,
+        false => Target::DEVICE.on(&request.caps),
+    };
     let target = Target {
         kv_q8: request.kv == KvType::Q8,
         logits: Logits::Last,
-        ..Target::DEVICE
+        ..device
     };
     let mut builder = DecoderBuilder::new(&target);
     if let Some(float) = request.float {

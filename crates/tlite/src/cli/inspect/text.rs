@@ -161,12 +161,8 @@ fn passes_text(report: &Report) -> Option<String> {
     })
 }
 
-/// Where the model runs, in one line.
+/// How the model runs, in one line.
 fn execution_text(report: &Report) -> String {
-    let device = match report.device.name.as_str() {
-        "none" => "planned for a generic device".to_owned(),
-        name => format!("planned for {name} ({})", report.device.backend),
-    };
     let plans: Vec<String> = report
         .plans
         .iter()
@@ -180,7 +176,15 @@ fn execution_text(report: &Report) -> String {
         0 => "nothing on the host".to_owned(),
         n => format!("{} on the host", count_text(n, "node")),
     };
-    format!("{}; {host}; {device}", plans.join(", "))
+    format!("{}; {host}", plans.join(", "))
+}
+
+/// The device of the plan.
+fn planned_for(report: &Report) -> String {
+    match report.device.name.as_str() {
+        "none" => "a generic GPU".to_owned(),
+        name => format!("{} ({name})", report.device.backend),
+    }
 }
 
 /// Nodes that run on the host, in any plan.
@@ -227,7 +231,11 @@ pub(super) fn text(report: &Report, verbose: bool) -> String {
     facts.extend(passes_text(report).map(|passes| ("passes", passes)));
     facts.push(("execution", execution_text(report)));
     let table = fact_table(facts, terminal_columns());
-    let mut out = format!("{}: {kind}\n{table}", report.model.name);
+    let mut out = format!(
+        "{}: {kind}, planned for {}\n{table}",
+        report.model.name,
+        planned_for(report)
+    );
     if !decodes || verbose {
         out.push_str(&values(report));
     }
@@ -449,13 +457,7 @@ fn shortened(text: &str) -> String {
 }
 
 fn running(report: &Report) -> String {
-    let mut out = format!(
-        "\nruns on {}\n",
-        match report.device.name.as_str() {
-            "none" => "a generic device; --backend selects a real one".to_owned(),
-            name => format!("{name} ({})", report.device.backend),
-        }
-    );
+    let mut out = format!("\nruns on {}\n", planned_for(report));
     for p in &report.plans {
         let host: Vec<&StepReport> = p.steps.iter().filter(|s| s.place == "host").collect();
         let waits = if host.is_empty() {
