@@ -231,7 +231,8 @@ impl Conversation {
 }
 
 /// An answer in progress: an iterator over its pieces. When it is dropped, the text so far becomes
-/// a message of the conversation. After an error the question is removed too.
+/// a message of the conversation. After an error, or if it was cancelled before its first token,
+/// the question is removed instead.
 pub struct Reply<'a> {
     answer: Answer<'a>,
     codec: Arc<Codec>,
@@ -291,7 +292,8 @@ impl Iterator for Reply<'_> {
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
         *self.encoded = None;
-        if self.failed {
+        let unanswered = self.tokens.is_empty() && self.answer.finish() == Some(Finish::Cancelled);
+        if self.failed || unanswered {
             self.messages.pop();
             return;
         }

@@ -170,6 +170,32 @@ fn an_answer_may_be_left() {
 }
 
 #[test]
+fn a_message_cancelled_before_the_first_token_leaves() {
+    let mut t = talk(polite(100), None);
+    t.ask("hi").unwrap();
+    let before = t.conversation.messages().to_vec();
+    let cancel = Cancel::default();
+    let mut reply = t
+        .conversation
+        .send(
+            Message::user("you"),
+            &GenerateOptions {
+                cancel: cancel.clone(),
+                ..tokens(8)
+            },
+        )
+        .unwrap();
+    cancel.cancel();
+    assert_eq!(
+        (reply.text().unwrap().as_str(), reply.finish()),
+        ("", Some(Finish::Cancelled))
+    );
+    drop(reply);
+    assert_eq!(t.conversation.messages(), before);
+    assert_eq!(t.ask("you").unwrap().0, "ok");
+}
+
+#[test]
 fn clear_keeps_the_instructions_only() {
     let mut t = talk(polite(100), Some("s"));
     t.ask("hi").unwrap();
