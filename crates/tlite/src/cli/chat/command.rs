@@ -1,15 +1,21 @@
 //! Parsing of what is typed into a chat: commands and messages.
 
 use super::input::QUOTES;
+use super::settings::{SETTINGS, setting};
+use crate::cli::near::nearest;
 use std::path::PathBuf;
 use transformer_lite::unstable::llm::Message;
 
 /// The commands, as `/help` lists them.
-pub const COMMANDS: [(&str, &str); 9] = [
+pub const COMMANDS: [(&str, &str); 10] = [
     ("/help", "list the commands"),
     (
         "/system [TEXT]",
         "show the system prompt, or replace it and start over",
+    ),
+    (
+        "/set [NAME VALUE]",
+        "show the settings, or change one (also /temp 0, /seed 5)",
     ),
     ("/reset", "forget the conversation (also /clear)"),
     ("/retry", "answer the last message again"),
@@ -39,6 +45,8 @@ pub enum Entry {
     Stats,
     /// Replaces the system prompt, or shows it if `None`.
     System(Option<String>),
+    /// Changes the setting of this name, or shows all if `None`.
+    Set(Option<(&'static str, String)>),
     Save(PathBuf),
     Load(PathBuf),
     Message(Message),
@@ -51,8 +59,12 @@ pub enum Entry {
 pub enum Refusal {
     /// No command has this name.
     Unknown(String),
+    /// There is no such setting.
+    Setting(String),
     /// This command was given arguments, but takes none.
     Arguments(&'static str),
+    /// This setting needs a value.
+    Value(&'static str),
     /// An argument is missing; this is the correct form.
     Usage(&'static str),
 }
@@ -60,11 +72,26 @@ pub enum Refusal {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Unknown(name) => write!(
-                f,
-                "unknown command {name}; /help lists the commands, //text sends /text"
-            ),
+            Self::Unknown(name) => {
+                let names = COMMANDS.iter().filter_map(|(usage, _)| usage.split(' ').next());
+                let tip = nearest(name, names).map_or_else(String::new, |n| format!("; did you mean {n}?"));
+                let rest = "; /help lists the commands, //text sends /text";
+                write!(
+                    f,
+                    "unknown command {name}{}",
+                    if tip.is_empty() { rest } else { &tip }
+                )
+            }
+            Self::Setting(name) => {
+                let tip = nearest(name, SETTINGS).map_or_else(String::new, |n| format!("did you mean {n}? "));
+                write!(
+                    f,
+                    "unknown setting {name}; {tip}expected one of {}",
+                    SETTINGS.join(", ")
+                )
+            }
             Self::Arguments(name) => write!(f, "{name} takes no arguments; //text sends /text"),
+            Self::Value(name) => write!(f, "expected /set {name} VALUE"),
             Self::Usage(usage) => write!(f, "expected {usage}"),
         }
     }
@@ -89,7 +116,8 @@ impl Entry {
             return Self::Message(Message::user(text.get(1..).unwrap_or_default()));
         }
         // Paths and comments are messages.
-        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'?') {
+        let is_letter = |b: u8| b.is_ascii_alphabetic() || matches!(b, b'?' | b'-' | b'_');
+        if name.is_empty() || !name.bytes().all(is_letter) {
             return Self::Message(Message::user(text));
         }
         let alone = |entry: Self, name: &'static str| match rest {
@@ -105,6 +133,7 @@ impl Entry {
             "clear" => alone(Self::Reset, "/clear"),
             "retry" => alone(Self::Retry, "/retry"),
             "stats" => alone(Self::Stats, "/stats"),
+            "set" => set(rest),
             "system" if rest.is_empty() => Self::System(None),
             "system" => Self::System(Some(unquoted(rest).to_owned())),
             "save" if rest.is_empty() => Self::Refused(Refusal::Usage("/save FILE")),
@@ -115,8 +144,27 @@ impl Entry {
                 Some((name, result)) => Self::Message(Message::tool(name, result.trim_start())),
                 None => Self::Refused(Refusal::Usage("/tool NAME RESULT")),
             },
-            _ => Self::Refused(Refusal::Unknown(word.to_owned())),
+            name => match setting(name) {
+                Some(name) if rest.is_empty() => Self::Refused(Refusal::Value(name)),
+                Some(name) => Self::Set(Some((name, rest.to_owned()))),
+                None => Self::Refused(Refusal::Unknown(word.to_owned())),
+            },
         }
+    }
+}
+
+/// The entry `/set rest`, also in Ollama's form `/set parameter NAME VALUE`.
+fn set(rest: &str) -> Entry {
+    let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
+    let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    match (setting(name), value.trim()) {
+        _ if rest.is_empty() => Entry::Set(None),
+        (None, value) if name == "system" && !value.is_empty() => {
+            Entry::System(Some(unquoted(value).to_owned()))
+        }
+        (None, _) => Entry::Refused(Refusal::Setting(name.to_owned())),
+        (Some(name), "") => Entry::Refused(Refusal::Value(name)),
+        (Some(name), value) => Entry::Set(Some((name, value.to_owned()))),
     }
 }
 
@@ -144,7 +192,7 @@ fn unquoted(text: &str) -> &str {
 }
 
 /// The path in `text`, with `~/` expanded to the home folder.
-fn file(text: &str) -> PathBuf {
+pub fn file(text: &str) -> PathBuf {
     let text = unquoted(text);
     let home = if cfg!(windows) { "USERPROFILE" } else { "HOME" };
     match (text.strip_prefix("~/"), std::env::var_os(home)) {
@@ -182,6 +230,15 @@ mod tests {
             ("/system", Entry::System(None)),
             ("/system  be kind ", Entry::System(Some("be kind".to_owned()))),
             ("/system \"\"", Entry::System(Some(String::new()))),
+            ("/set", Entry::Set(None)),
+            ("/set top_k 5", Entry::Set(Some(("top-k", "5".to_owned())))),
+            (
+                "/set parameter temperature 0.5",
+                Entry::Set(Some(("temperature", "0.5".to_owned()))),
+            ),
+            ("/set system be kind", Entry::System(Some("be kind".to_owned()))),
+            ("/temp 0", Entry::Set(Some(("temperature", "0".to_owned())))),
+            ("/top-p 0.9", Entry::Set(Some(("top-p", "0.9".to_owned())))),
             ("/save a b.json", Entry::Save("a b.json".into())),
             ("/load 'a b.json'", Entry::Load("a b.json".into())),
             ("/tool f  a b", Entry::Message(Message::tool("f", "a b"))),
@@ -192,8 +249,12 @@ mod tests {
 
     #[test]
     fn what_is_no_command_is_refused_or_sent() {
-        use Refusal::{Arguments, Unknown, Usage};
+        use Refusal::{Arguments, Setting, Unknown, Usage, Value};
+        assert!(Unknown("/sytem".to_owned()).to_string().contains("/system"));
         for (text, refusal) in [
+            ("/set colour 5", Setting("colour".to_owned())),
+            ("/set seed", Value("seed")),
+            ("/seed", Value("seed")),
             ("/nothing", Unknown("/nothing".to_owned())),
             ("/etc is a folder", Unknown("/etc".to_owned())),
             ("/reset all", Arguments("/reset")),

@@ -1,9 +1,11 @@
 //! Reading from a terminal with line editing and history.
 
+use super::complete::{Completion, complete, is_completed};
 use super::history::{CAPACITY, HistoryFile, clean};
 use super::input::{Draft, INDENT, Input, PROMPT};
 use super::terminal::{QuietTerminal, suspend};
 use crate::cli::interrupt::{Held, Interrupt, lock};
+use crate::cli::output::printable;
 use reedline::{
     Color, EditCommand, EditMode, Emacs, FileBackedHistory, Highlighter, History, HistoryItem, HistoryItemId,
     HistorySessionId, KeyCode, KeyModifiers, Prompt, PromptEditMode, PromptHistorySearch,
@@ -14,9 +16,10 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-/// Host commands of the keys Ctrl-C and Ctrl-Z. They end `read_line` and keep the text.
+/// Host commands of the keys Ctrl-C, Ctrl-Z and Tab. They end `read_line` and keep the text.
 const INTERRUPT: &str = "interrupt";
 const SUSPEND: &str = "suspend";
+const COMPLETE: &str = "complete";
 
 type Shared<T> = Arc<Mutex<T>>;
 
@@ -26,6 +29,8 @@ pub struct Editor<'a> {
     /// `None` before an entry that starts on a new line of the screen.
     line: Option<Reedline>,
     draft: Shared<Draft>,
+    /// The text that the screen shows.
+    shown: Shared<String>,
     recall: Recall,
     prompt: Marks,
     colour: bool,
@@ -44,6 +49,7 @@ impl<'a> Editor<'a> {
             line: None,
             recall: Recall::new(history, draft.clone()),
             draft,
+            shown: Shared::default(),
             prompt: Marks,
             colour,
             terminal,
@@ -59,21 +65,23 @@ impl<'a> Editor<'a> {
             ReedlineEvent::UntilFound(vec![ReedlineEvent::Multiple(vec![end]), ReedlineEvent::Esc])
         };
         keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('c'), end_with(INTERRUPT));
-        // A paste contains tabs if the terminal does not mark pastes.
-        let tab = ReedlineEvent::Edit(vec![EditCommand::InsertChar('\t')]);
-        keys.add_binding(KeyModifiers::NONE, KeyCode::Tab, tab);
+        keys.add_binding(KeyModifiers::NONE, KeyCode::Tab, end_with(COMPLETE));
         if cfg!(unix) {
             keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('z'), end_with(SUSPEND));
         }
         let keys = Keys {
             emacs: Emacs::new(keys),
             draft: self.draft.clone(),
+            shown: self.shown.clone(),
         };
         Reedline::create()
             .with_ansi_colors(self.colour)
             .with_edit_mode(Box::new(keys))
             .with_validator(Box::new(Lines(self.draft.clone())))
-            .with_highlighter(Box::new(Plain::default()))
+            .with_highlighter(Box::new(Plain {
+                plain: SimpleMatchHighlighter::default(),
+                shown: self.shown.clone(),
+            }))
             .with_history(Box::new(self.recall.clone()))
             // On Unix, `QuietTerminal` turns it on for the whole chat.
             .use_bracketed_paste(cfg!(not(unix)))
@@ -95,22 +103,13 @@ impl<'a> Editor<'a> {
                 }
                 Signal::CtrlD => return Ok(Input::End),
                 Signal::HostCommand(word) if word == SUSPEND => {
-                    let at = line.current_insertion_point();
-                    let text = line.current_buffer_contents().to_owned();
-                    drop(line);
-                    next_line();
-                    self.terminal.leave();
-                    suspend();
-                    self.terminal.apply();
-                    line = self.fresh();
-                    line.run_edit_commands(&[
-                        EditCommand::InsertString(text),
-                        EditCommand::MoveToPosition {
-                            position: at,
-                            select: false,
-                        },
-                    ]);
+                    line = self.beside(line, |editor| {
+                        editor.terminal.leave();
+                        suspend();
+                        editor.terminal.apply();
+                    });
                 }
+                Signal::HostCommand(word) if word == COMPLETE => line = self.completed(line),
                 Signal::HostCommand(_) if !line.current_buffer_contents().is_empty() => {
                     line.run_edit_commands(&[EditCommand::Clear]);
                     *lock(&self.draft) = Draft::default();
@@ -125,20 +124,66 @@ impl<'a> Editor<'a> {
     }
 }
 
+impl Editor<'_> {
+    /// A line with the text of `line`, after `work` wrote to the screen below it.
+    fn beside(&self, line: Reedline, work: impl FnOnce(&Self)) -> Reedline {
+        let at = line.current_insertion_point();
+        let text = line.current_buffer_contents().to_owned();
+        drop(line);
+        next_line();
+        work(self);
+        let mut line = self.fresh();
+        line.run_edit_commands(&[
+            EditCommand::InsertString(text),
+            EditCommand::MoveToPosition {
+                position: at,
+                select: false,
+            },
+        ]);
+        line
+    }
+
+    /// `line` with the command before its cursor completed; several ways to go on are listed.
+    fn completed(&self, mut line: Reedline) -> Reedline {
+        let text = line.current_buffer_contents();
+        let text = text.get(..line.current_insertion_point()).unwrap_or_default();
+        match complete(text) {
+            Completion::Append(rest) => line.run_edit_commands(&[EditCommand::InsertString(rest)]),
+            Completion::Choice(words) => {
+                let words: Vec<&str> = words.iter().map(|w| w.trim_end()).collect();
+                let list = printable(&words.join("  ")).into_owned();
+                return self.beside(line, |_| {
+                    let _closed = std::io::stderr().write_all(format!("{list}\n").as_bytes());
+                });
+            }
+            Completion::Nothing => {}
+        }
+        line
+    }
+}
+
 /// Moves the cursor to the next line.
 fn next_line() {
     let _closed = std::io::stderr().write_all(b"\n");
 }
 
-/// Emacs keys. Control characters are removed from pasted text.
+/// Emacs keys. Control characters are removed from pasted text. Tab completes commands only: a
+/// paste contains tabs if the terminal does not mark pastes.
 struct Keys {
     emacs: Emacs,
     draft: Shared<Draft>,
+    shown: Shared<String>,
 }
 
 impl EditMode for Keys {
     fn parse_event(&mut self, event: ReedlineRawEvent) -> ReedlineEvent {
         let mut event = self.emacs.parse_event(event);
+        let is_tab = matches!(&event, ReedlineEvent::UntilFound(all)
+            if matches!(all.first(), Some(ReedlineEvent::Multiple(one))
+                if one.contains(&ReedlineEvent::ExecuteHostCommand(COMPLETE.to_owned()))));
+        if is_tab && !is_completed(&lock(&self.shown)) {
+            event = ReedlineEvent::Edit(vec![EditCommand::InsertChar('\t')]);
+        }
         if let ReedlineEvent::Edit(commands) = &mut event {
             for command in commands {
                 if let EditCommand::InsertString(text) = command {
@@ -168,12 +213,15 @@ impl Validator for Lines {
 }
 
 /// No highlighting. Tabs are shown as one space, which is how the editor counts them.
-#[derive(Default)]
-struct Plain(SimpleMatchHighlighter);
+struct Plain {
+    plain: SimpleMatchHighlighter,
+    shown: Shared<String>,
+}
 
 impl Highlighter for Plain {
     fn highlight(&self, line: &str, cursor: usize) -> StyledText {
-        self.0.highlight(&line.replace('\t', " "), cursor)
+        line.clone_into(&mut lock(&self.shown));
+        self.plain.highlight(&line.replace('\t', " "), cursor)
     }
 }
 

@@ -1,26 +1,31 @@
 //! `tlite chat`: the conversation and its commands.
 
 mod command;
+mod complete;
 mod console;
 mod editor;
 mod history;
 mod input;
 mod saved;
+mod settings;
+mod system;
 mod terminal;
+mod wrap;
 
 use super::answer::{AnswerOptions, Facts, Outcome, Reading, stream};
 use super::interrupt::Interrupt;
 use super::load::{model_folder, print_loaded, waiting};
 use super::options::{ExecOptions, ModelArg, Verbosity};
-use super::output::{Sanitized, is_verbose, put};
+use super::output::{Sanitized, is_verbose, put, shortened, terminal_columns};
 use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
 use command::{COMMANDS, Entry, INPUT};
 use console::{Console, Looks, is_dumb};
 use editor::Editor;
 use history::HistoryFile;
-use input::{HINT, Input, Lines, Source, Terminal};
+use input::{HINT, Input, Lines, PROMPT, Source, Terminal};
 use saved::Saved;
+use settings::Resample;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
@@ -29,8 +34,10 @@ use transformer_lite::unstable::llm::conversation::MESSAGE;
 use transformer_lite::unstable::llm::load::Loading;
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
-    Cancel, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
+    Cancel, Conversation, Finish, GenerateOptions, LoadOptions, Message, Metrics, Model, ModelFolder,
+    StopStrings,
 };
+use wrap::WordWrap;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,6 +91,8 @@ struct Talk<'a> {
     last: Option<Metrics>,
     /// Entries that were not sent.
     unsent: usize,
+    sampling: SamplingOptions,
+    resample: Resample<'a>,
 }
 
 /// What `/stats` shows of the model.
@@ -129,40 +138,50 @@ impl Talk<'_> {
             };
             hinted = false;
             match Entry::read(&text, quoted) {
-                Entry::Nothing => {}
                 Entry::Exit => return Ok(Ended::Done),
-                Entry::Help => help(console),
-                Entry::Reset => {
-                    self.conversation.clear();
-                    console.note("The conversation is forgotten.");
-                }
-                Entry::Retry => self.retry(console)?,
-                Entry::Stats => self.stats(console),
-                Entry::System(None) => match self.system() {
-                    Some(text) if !text.is_empty() => console.reply(&text),
-                    _ => console.reply("There is no system prompt; /system TEXT sets one."),
-                },
-                Entry::System(Some(text)) => {
-                    let system = (!text.is_empty()).then(|| Message::system(text));
-                    self.conversation.restore(system.into_iter().collect());
-                    console.note("The system prompt is set, and the conversation starts over.");
-                }
-                Entry::Save(path) => self.save(&path, console),
-                Entry::Load(path) => self.load(&path, console),
-                Entry::Refused(why) => self.refuse(&why.to_string(), console),
-                Entry::Message(message) if message.role == "tool" && !self.is_answered() => {
-                    self.refuse(
-                        "there is no tool call to answer; the result was not sent",
-                        console,
-                    );
-                }
-                Entry::Message(message) => {
-                    let mut messages = self.conversation.messages().to_vec();
-                    messages.push(message);
-                    self.answer(messages, console)?;
-                }
+                Entry::Save(path) => self.save(&path, source, console)?,
+                entry => self.obey(entry, console)?,
             }
         }
+    }
+
+    /// Does what `entry` asks for, unless it needs further input.
+    fn obey(&mut self, entry: Entry, console: &mut Console<'_>) -> Result<()> {
+        match entry {
+            Entry::Nothing | Entry::Exit | Entry::Save(_) => {}
+            Entry::Help => help(console),
+            Entry::Reset => {
+                self.conversation.clear();
+                console.note("The conversation is forgotten.");
+            }
+            Entry::Retry => self.retry(console)?,
+            Entry::Stats => self.stats(console),
+            Entry::Set(None) => self.settings(console),
+            Entry::Set(Some((name, value))) => self.set(name, &value, console),
+            Entry::System(None) => match self.system() {
+                Some(text) => console.reply(&text),
+                None => console.reply("There is no system prompt; /system TEXT sets one."),
+            },
+            Entry::System(Some(text)) => {
+                let system = (!text.is_empty()).then(|| Message::system(text));
+                self.conversation.restore(system.into_iter().collect());
+                console.note("The system prompt is set, and the conversation starts over.");
+            }
+            Entry::Load(path) => self.load(&path, console),
+            Entry::Refused(why) => self.refuse(&why.to_string(), console),
+            Entry::Message(message) if message.role == "tool" && !self.is_answered() => {
+                self.refuse(
+                    "there is no tool call to answer; the result was not sent",
+                    console,
+                );
+            }
+            Entry::Message(message) => {
+                let mut messages = self.conversation.messages().to_vec();
+                messages.push(message);
+                self.answer(messages, console)?;
+            }
+        }
+        Ok(())
     }
 
     /// True if the last message is an answer of the model.
@@ -175,11 +194,6 @@ impl Talk<'_> {
     fn refuse(&mut self, why: &str, console: &mut Console<'_>) {
         self.unsent += 1;
         console.refuse(why);
-    }
-
-    fn system(&self) -> Option<String> {
-        let first = self.conversation.messages().first()?;
-        (first.role == "system").then(|| first.content.clone())
     }
 
     /// Answers `messages`, which become the conversation. If the context is too small or the
@@ -204,9 +218,9 @@ impl Talk<'_> {
                 kind: ErrorKind::ContextExceeded,
             }) => {
                 let mut why = format!("the {name} {what}; the message was not sent");
-                // With --context-shift only a single message can be too long.
+                // With a context that shifts only a single message can be too long.
                 if name != MESSAGE {
-                    why += "; /reset starts over, --context-shift drops the oldest messages";
+                    why += &format!("; {WAYS_OUT}");
                 }
                 if self.may_grow {
                     why += "; a larger --context may help";
@@ -245,24 +259,34 @@ impl Talk<'_> {
 
     /// The line after an answer.
     fn status(&self, outcome: &Outcome, forgotten: usize) -> String {
+        if outcome.tokens.is_empty() && outcome.finish == Some(Finish::Cancelled) {
+            return "[stopped before the answer; the message was not kept]".to_owned();
+        }
         let mut line = outcome.status_line(&self.facts, !is_verbose());
         if forgotten > 0 {
             line += &format!(" {} forgotten", count_text(forgotten, "old message"));
         }
         if outcome.finish == Some(Finish::ContextFull) {
-            line += " /reset starts over, --context-shift drops the oldest messages.";
+            line += &format!(" {WAYS_OUT}.");
         }
         line
     }
 
-    /// Answers the last message again.
+    /// Answers the last message again. Without a new answer, the old one stays.
     fn retry(&mut self, console: &mut Console<'_>) -> Result<()> {
-        let mut messages = self.conversation.messages().to_vec();
+        let old = self.conversation.messages().to_vec();
+        let mut messages = old.clone();
         while messages.last().is_some_and(|m| m.role == "assistant") {
             messages.pop();
         }
         match messages.last() {
-            Some(last) if last.role != "system" => self.answer(messages, console),
+            Some(last) if last.role != "system" => {
+                self.answer(messages, console)?;
+                if !self.is_answered() {
+                    self.conversation.restore(old);
+                }
+                Ok(())
+            }
             _ => {
                 self.refuse("there is no message to answer again", console);
                 Ok(())
@@ -298,7 +322,21 @@ impl Talk<'_> {
         console.rows(&rows);
     }
 
-    fn save(&mut self, path: &Path, console: &mut Console<'_>) {
+    /// Saves the conversation. Asks before it replaces a file.
+    fn save(&mut self, path: &Path, source: &mut dyn Source, console: &mut Console<'_>) -> Result<()> {
+        if Saved::read(path).is_ok() {
+            let what = format!("{} exists", path.display());
+            if !console.looks.interactive {
+                self.refuse(&format!("{what}; delete it or choose another name"), console);
+                return Ok(());
+            }
+            console.reply(&format!("{what}. Replace it? [y/N]"));
+            let is_yes = |text: &str| ["y", "yes"].contains(&text.trim().to_ascii_lowercase().as_str());
+            if !matches!(source.read()?, Input::Text { text, .. } if is_yes(&text)) {
+                console.note("The conversation was not saved.");
+                return Ok(());
+            }
+        }
         let saved = Saved {
             model: Some(self.about.model.clone()),
             messages: self.conversation.messages().to_vec(),
@@ -310,6 +348,7 @@ impl Talk<'_> {
             }
             Err(e) => self.refuse(&e.chain(), console),
         }
+        Ok(())
     }
 
     /// Continues a saved conversation. On failure a note says why, and nothing changes.
@@ -321,11 +360,16 @@ impl Talk<'_> {
                 let other = saved.model.filter(|model| *model != self.about.model);
                 let other = other.map_or_else(String::new, |model| format!("; saved with {model}"));
                 let tokens = count_text(tokens, "token");
-                self.conversation.restore(saved.messages);
                 console.note(&format!(
                     "{count} ({tokens}) loaded from {}{other}",
                     path.display()
                 ));
+                for message in saved.messages.iter().skip(count_before_last(&saved.messages)) {
+                    let text = shortened(&message.content, SHOWN);
+                    let mark = if message.role == "user" { PROMPT } else { "" };
+                    console.note(&format!("{mark}{text}"));
+                }
+                self.conversation.restore(saved.messages);
             }
         }
     }
@@ -349,6 +393,18 @@ impl Talk<'_> {
     }
 }
 
+/// Characters of each message that `/load` shows.
+const SHOWN: usize = 400;
+
+/// What to do about a full context.
+const WAYS_OUT: &str = "/reset starts over, /set context-shift on drops the oldest messages";
+
+/// Number of messages before the last question.
+fn count_before_last(messages: &[Message]) -> usize {
+    let last = messages.iter().rposition(|m| m.role == "user");
+    last.unwrap_or(messages.len())
+}
+
 fn help(console: &mut Console<'_>) {
     let rows = COMMANDS.iter().chain(&INPUT);
     let rows: Vec<(&str, String)> = rows.map(|(name, what)| (*name, (*what).to_owned())).collect();
@@ -363,8 +419,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     folder.limits = args.exec.on.limits.limits.clone();
     let codec = args.template.codec(&folder)?;
-    let Chosen { sampler, words, .. } = args.sampling.sampler(&folder, codec.tokenizer())?;
-    let sampler = args.answers.constrain(sampler, &codec)?;
+    let resample: Resample<'_> = Box::new(|sampling| {
+        let Chosen { sampler, words, .. } = sampling.sampler(&folder, codec.tokenizer())?;
+        Ok((args.answers.constrain(sampler, &codec)?, words))
+    });
+    let (sampler, words) = resample(&args.sampling)?;
     if codec.template()?.is_none() {
         let what = format!(
             "{} has no chat template; use `tlite generate --raw`",
@@ -373,7 +432,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return Err(Error::usage("MODEL", what).of_kind(ErrorKind::NoTemplate));
     }
     let stop = args.answers.stop_strings()?;
-    let options = args.answers.load_options(&args.exec, &sampler);
+    let options = LoadOptions {
+        // The sampler may change.
+        greedy: true,
+        candidates: true,
+        ..args.answers.load_options(&args.exec, &sampler)
+    };
     let mut memory = None;
     let ((model, session), time) = waiting(&folder, |on_progress| {
         let mut observer = |step: Loading<'_>| {
@@ -408,6 +472,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         },
         last: None,
         unsent: 0,
+        sampling: args.sampling.clone(),
+        resample,
     };
     let looks = Looks::of_process(args.verbosity.quiet);
     let ended = at_streams(&mut talk, looks, args.no_history, interrupt)?;
@@ -436,7 +502,7 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
     let on_terminal = stdout.is_terminal();
     // Generated text must not control a terminal. The stream is not locked: Ctrl-C flushes it.
     let mut out: Box<dyn Write> = match on_terminal {
-        true => Box::new(Sanitized::new(stdout)),
+        true => Box::new(WordWrap::new(Sanitized::new(stdout), terminal_columns)),
         false => Box::new(stdout),
     };
     let (mut notes, mut prompts) = (std::io::stderr(), std::io::stderr());

@@ -57,6 +57,13 @@ fn held(model: &mut FakeModel, source: &mut dyn Source, setting: &Setting<'_>) -
         },
         last: None,
         unsent: 0,
+        sampling: SamplingOptions::default(),
+        resample: Box::new(|sampling| {
+            let folder = ModelFolder::open(dir.path())?;
+            let tokenizer = transformer_lite::unstable::llm::Tokenizer::load(dir.path())?;
+            let Chosen { sampler, words, .. } = sampling.sampler(&folder, &tokenizer)?;
+            Ok((sampler, words))
+        }),
     };
     let (mut out, mut notes) = (Vec::new(), Vec::new());
     let mut console = Console {
@@ -162,12 +169,12 @@ fn message_beyond_the_context_is_not_sent() {
     assert_eq!((run.out.as_str(), run.unsent), ("ok\nok\n", 1));
     assert_eq!(model.cache, bytes("u:yo<end>a:ok"));
     // A message that is too long alone would be so with a context that shifts, too.
-    assert!(!run.notes.contains("--context-shift"), "{}", run.notes);
+    assert!(!run.notes.contains("context-shift"), "{}", run.notes);
 
     let mut longer = polite(20);
     let run = piped(&mut longer, b"hi\nabcdefghij\n", None).unwrap();
     assert!(
-        run.notes.contains("--context-shift") && run.unsent == 1,
+        run.notes.contains("context-shift") && run.unsent == 1,
         "{}",
         run.notes
     );
@@ -176,7 +183,7 @@ fn message_beyond_the_context_is_not_sent() {
     let mut model = FakeModel::new(258, 10, |_| 65);
     let run = piped(&mut model, b"hi\n", None).unwrap();
     assert_eq!((run.out.as_str(), run.unsent), ("AAAA\n", 0));
-    assert!(run.notes.contains("--context-shift"), "{}", run.notes);
+    assert!(run.notes.contains("context-shift"), "{}", run.notes);
 }
 
 #[test]
@@ -201,7 +208,7 @@ fn full_context_shifts_on_request() {
     let long = "x".repeat(30);
     let run = held(&mut model, &mut Script::new(&[&long]), &sliding).unwrap();
     assert_eq!((run.out.as_str(), run.unsent), ("", 1));
-    assert!(!run.notes.contains("--context-shift"), "{}", run.notes);
+    assert!(!run.notes.contains("context-shift"), "{}", run.notes);
 }
 
 #[test]
@@ -250,6 +257,28 @@ fn system_prompt_is_shown_and_replaced() {
 }
 
 #[test]
+fn settings_change_and_wrong_ones_are_named() {
+    let mut model = polite(100);
+    let entries = [
+        "/set temperature 0.5",
+        "/seed 7",
+        "/set top-p 9",
+        "/set max_tokens 1",
+        "hi",
+        "/set",
+    ];
+    let run = typed(&mut model, &entries);
+    assert_eq!((run.out.as_str(), run.unsent), ("o\n", 1), "{}", run.notes);
+    for part in ["temperature 0.5", "seed 7", "/set top-p", "\"9\"", "max-tokens"] {
+        assert!(run.notes.contains(part), "{part}: {}", run.notes);
+    }
+    let mut model = polite(20);
+    let run = typed(&mut model, &["hi", "/set context-shift on", "abcdefg"]);
+    assert_eq!((run.out.as_str(), run.unsent), ("ok\nok\n", 0), "{}", run.notes);
+    assert_eq!(run.contents(), ["abcdefg", "ok"]);
+}
+
+#[test]
 fn retry_answers_the_last_message_again() {
     let mut model = polite(100);
     let run = typed(&mut model, &["/retry", "hi", "/retry"]);
@@ -280,9 +309,29 @@ fn conversations_are_saved_and_loaded() {
 
     let mut fresh = polite(100);
     let run = typed(&mut fresh, &["other", &load, "yo"]);
+    assert!(run.notes.contains("> hi\nok\n"), "{}", run.notes);
     assert_eq!(run.contents(), ["s", "hi", "ok", "yo", "ok"]);
     let last = bytes("s:s<end>u:hi<end>a:ok<end>u:yo<end>a:ok");
     assert_eq!(fresh.cache, last);
+
+    // A file is replaced only by someone who says so.
+    let before = std::fs::read(&file).unwrap();
+    let interactive = Setting {
+        looks: Looks {
+            interactive: true,
+            ..Looks::default()
+        },
+        ..Setting::default()
+    };
+    for (answer, replaced) in [("", false), ("no", false), ("yes", true)] {
+        let mut script = Script::new(&["new", &save, answer, "/stats"]);
+        let run = held(&mut fresh, &mut script, &interactive).unwrap();
+        assert_eq!(run.contents(), ["new", "ok"], "the answer is no message");
+        assert_eq!(std::fs::read(&file).unwrap() != before, replaced, "{answer}");
+    }
+    std::fs::write(&file, before).unwrap();
+    let run = held(&mut fresh, &mut Script::new(&["new", &save]), &Setting::default()).unwrap();
+    assert_eq!(run.unsent, 1);
 
     // What cannot be loaded changes nothing.
     let mut small = polite(14);
