@@ -23,8 +23,8 @@ pub struct Failure {
 /// Results of the cases on a device.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Number of passed cases.
-    pub passed: usize,
+    /// Names of the passed cases: operator, operands and storage type.
+    pub passed: Vec<String>,
     pub failed: Vec<Failure>,
     /// Kernel variants quarantined on the device, including those found by these cases.
     pub quarantined: Vec<Quarantined>,
@@ -142,7 +142,7 @@ pub fn run(
     let start = Instant::now();
     let trials = trials(Backend::caps(&device), quick);
     let depth = if quick { Depth::Quick } else { Depth::Whole };
-    let (mut passed, mut failed) = (0, Vec::new());
+    let (mut passed, mut failed) = (Vec::new(), Vec::new());
     if quick {
         let specs: Vec<KernelSpec> = trials
             .iter()
@@ -162,7 +162,7 @@ pub fn run(
             ran => ran.err(),
         };
         let Some(error) = error else {
-            passed += 1;
+            passed.push(trial.name());
             continue;
         };
         let blamed = blame(&device, &trial.name(), &error, &run);
