@@ -178,9 +178,10 @@ pub struct Summary {
 /// appears once it is complete. If both are folders, the other files in `input` are copied, too.
 ///
 /// Errors: an unsuitable calibration set
-/// ([`Error::is_usage`](transformer_lite::unstable::error::Error::is_usage)); a model that cannot be
-/// imported, that is already quantized or that has nothing to quantize; values that are not finite,
-/// ranges without a usable scale and sums that can overflow 32 bits ([`Refused`], with the node).
+/// ([`Error::is_usage`](transformer_lite::unstable::error::Error::is_usage)); a model that cannot
+/// be imported, that is already quantized or that has nothing to quantize; values that are not
+/// finite, ranges without a usable scale and sums that can overflow 32 bits ([`Refused`], with the
+/// node).
 pub fn quantize(
     input: &Path,
     output: Output,
