@@ -106,7 +106,7 @@ setup_phone_compilers
 end
 step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,summary,predictions,page}.py
 step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
-step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py tools/compare_int8.py
+step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py tools/compare_int8.py tools/facts.py
 step "Tests" cargo test "${tests[@]}" --no-fail-fast
 # At random times, so each run tries others.
 step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
