@@ -38,4 +38,4 @@ say "Asking: $prompt"
 "$TLITE" generate "$DEMO_GGUF" --prompt "$prompt" --temperature 0 --max-tokens 200 ${options[@]+"${options[@]}"}
 say "To try next:"
 tlite=${TLITE#"$PWD"/} model=${DEMO_GGUF/#"$HOME"/\~}
-printf '  %s\n' "$tlite chat $model --temp 0" "$tlite bench $model" "$tlite --help" >&2
+printf '  %s\n' "$tlite chat $model" "$tlite bench $model" "$tlite --help" >&2
