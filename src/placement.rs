@@ -481,8 +481,8 @@ mod tests {
         }
         let gpu = BackendChoice::On(BackendKind::OpenCl);
         assert_eq!(place(gpu, "cpu").resolved(), place(gpu, "cpu"));
-        let e = place(BackendChoice::Auto, "no such device").caps().unwrap_err();
-        assert_usage(&e, "device", &["no such device"]);
+        let e = place(BackendChoice::Auto, "absent").caps().unwrap_err();
+        assert_usage(&e, "device", &["absent"]);
         // A driver's version is not a name of a device.
         let e = place(BackendChoice::Auto, "tlite").open().map(drop).unwrap_err();
         assert_usage(&e, "device", &["tlite"]);

@@ -63,10 +63,6 @@ impl NewFolder {
     /// [`NewFolder::path`], which is empty.
     pub fn resume(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
-        if !parent(output).is_dir() {
-            let what = format!("there is no folder {}; create it first", parent(output).display());
-            return Err(Error::usage(format!("output {}", output.display()), what));
-        }
         let temporary = Self::unfinished(output, prefix).ok_or_else(|| {
             let option = format!("output {}", output.display());
             Error::usage(option, "has no file name; give the path of a folder")
@@ -154,6 +150,10 @@ fn lock(temporary: &Path, output: &Path) -> Result<Option<File>> {
     for _ in 0..ATTEMPTS {
         match std::fs::create_dir(temporary) {
             Err(e) if e.kind() != AlreadyExists => {
+                let e = match e.kind() {
+                    NotFound => std::io::Error::new(NotFound, "there is no such folder; create it first"),
+                    _ => e,
+                };
                 return Err(Error::io("cannot create a folder in", parent(output), e));
             }
             _ => {}

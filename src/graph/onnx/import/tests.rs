@@ -368,10 +368,21 @@ fn nested_scales_are_of_a_k_quant() {
             int("group_size", group),
             int("scale_block", block),
         ];
-        read(21, &[1, 256], vec![e0m], &["y"])
-            .unwrap_err()
-            .chain()
-            .to_string()
+        let graph = GraphProto {
+            node: vec![e0m],
+            input: vec![value("x", &[1, 256])],
+            ..Default::default()
+        };
+        let opset_import = vec![OperatorSetIdProto {
+            domain: crate::graph::op::OWN_DOMAIN.to_owned(),
+            version: 1,
+        }];
+        let model = ModelProto {
+            graph: Some(graph),
+            opset_import,
+            ..Default::default()
+        };
+        derived(&model).unwrap_err().chain().to_string()
     };
     // Other block sizes, a width that no K-quant has, and the group of another K-quant.
     for (bits, group, block) in [
