@@ -21,8 +21,9 @@ use transformer_lite_convert::quantize::{Left, Quantized};
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
 /// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits
-/// (formats E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. Prints
-/// the five weights with the largest conversion errors; `--verbose` prints all.
+/// (formats E0M2 to E0M8). K-quants also keep their scales; other types get a 16-bit scale and bias
+/// per group. Weights that are not quantized become f32. Prints the five weights with the largest
+/// conversion errors; `--verbose` prints all.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite convert [OPTIONS] --output DIR FILE", after_help = EXAMPLES)]
 pub struct Args {
