@@ -34,15 +34,19 @@ SEEDS = (0, 1, 2)
 RECIPE = ["--flip", "--shift", "2", "--batch", "128", "--schedule", "cosine"]
 FLOAT_EPOCHS, QAT_EPOCHS, CELL_EPOCHS = 10, 3, 1
 BITS = range(8, 3, -1)
+# Height and width of the data set's pictures, and of most networks' after zeros are added.
+PICTURE, PADDED = 28, 32
 ANGLE, SSD_WIDTHS = "angle0.25", (1.0, 0.5)
+# Options that say how pictures are made of the data set.
+CLASSES, SCALED = ["--task", "classes"], ["--task", "classes", "--fit", "stretch"]
 
 
 class Run:
     """A network: built-in, trained in floats, trained with fake quantization, or changed by E10."""
 
-    def __init__(self, kind, parent=None, args=(), experiments=(), task="classes"):
+    def __init__(self, kind, parent=None, args=(), experiments=(), data=CLASSES):
         self.kind, self.parent, self.args, self.experiments = kind, parent, list(args), experiments
-        self.task = task
+        self.data = data
 
 
 def mobilenet(width, resolution=32, activation="relu6"):
@@ -62,29 +66,27 @@ def runs():
         run.experiments = sorted({*run.experiments, *options.get("experiments", ())})
         return name
 
-    def trained(network, new, seed, experiments, task="classes"):
+    def trained(network, new, seed, experiments, data=CLASSES):
         add(network, "new", args=new, experiments=experiments)
         args = ["--epochs", str(FLOAT_EPOCHS), "--learning-rate", "0.1", "--seed", str(seed)]
-        return add(f"{network}-s{seed}", "train", network, args, experiments=experiments, task=task)
+        return add(f"{network}-s{seed}", "train", network, args, experiments=experiments, data=data)
 
-    def quantized(parent, experiments, w=8, a=8, tensor=False, epochs=QAT_EPOCHS):
+    def quantized(parent, experiments, w=8, a=8, tensor=False, epochs=QAT_EPOCHS, name=None):
         seed = made[parent].args[-1] if made[parent].kind == "train" else "0"
         args = ["--epochs", str(epochs), "--learning-rate", "0.01", "--bits-w", str(w), "--bits-a", str(a)]
         args += ["--per-tensor"] * tensor + ["--seed", seed]
-        name = quantized_name(parent, w, a, tensor)
-        return add(name, "quantize-aware", parent, args, experiments=experiments, task=made[parent].task)
+        name = name or quantized_name(parent, w, a, tensor)
+        return add(name, "quantize-aware", parent, args, experiments=experiments, data=made[parent].data)
 
-    def cells(parent, seed, experiment):
+    def cells(parent, experiment):
         for w in BITS:
             for a in BITS:
-                args = ["--epochs", str(CELL_EPOCHS), "--learning-rate", "0.01", "--bits-w", str(w)]
-                args += ["--bits-a", str(a), "--seed", str(seed)]
-                options = {"experiments": [experiment], "task": made[parent].task}
-                add(f"{parent}-cell-w{w}a{a}", "quantize-aware", parent, args, **options)
+                quantized(parent, [experiment], w, a, epochs=CELL_EPOCHS, name=f"{parent}-cell-w{w}a{a}")
 
     def mobile(width, seed, experiments, resolution=32, activation="relu6"):
         new = ["mobilenet_v1", "--dm", str(width), "--resolution", str(resolution), "--activation", activation]
-        return trained(mobilenet(width, resolution, activation), new, seed, experiments)
+        data = CLASSES if resolution >= PICTURE else SCALED
+        return trained(mobilenet(width, resolution, activation), new, seed, experiments, data)
 
     for seed in SEEDS:
         parent = trained("resnet8", ["resnet8"], seed, ["E1"])
@@ -97,7 +99,7 @@ def runs():
             scaled = add("resnet8-s0-scaled", "scale", "resnet8-s0", experiments=["E10"])
             quantized(scaled, ["E10"], tensor=True)
             quantized(scaled, ["E10"])
-        cells(parent, seed, "E8")
+        cells(parent, "E8")
     for seed in SEEDS:
         for depth in (20, 32):
             parent = trained(f"resnet{depth}", [f"resnet{depth}"], seed, ["E1"])
@@ -114,10 +116,10 @@ def runs():
             quantized(mobile(width, 0, ["E4"], resolution), ["E4"])
     for seed in SEEDS:
         new = ["mobilenet_v1", "--dm", "0.25", "--activation", "relu6", "--classes", "1"]
-        cells(trained(ANGLE, new, seed, ["E9"], "angle"), seed, "E9")
+        cells(trained(ANGLE, new, seed, ["E9"], ["--task", "angle"]), "E9")
     for width in SSD_WIDTHS:
         new = ["ssdlite", "--dm", str(width), "--activation", "relu6"]
-        quantized(trained(f"ssdlite{width}", new, 0, ["E6"], "scenes"), ["E6"])
+        quantized(trained(f"ssdlite{width}", new, 0, ["E6"], ["--task", "scenes"]), ["E6"])
     return made
 
 
@@ -181,7 +183,7 @@ def command(run, name, args, device):
     out = ["-o", os.path.join(args.work, name)]
     if run.kind == "new":
         return [args.qat, "new", *run.args, *out]
-    where = ["--data", args.data, "--task", run.task, "--device", device, "--json", *RECIPE]
+    where = ["--data", args.data, *run.data, "--device", device, "--json", *RECIPE]
     return [args.qat, run.kind, os.path.join(args.work, run.parent), *where, *run.args, *out]
 
 
@@ -234,23 +236,21 @@ def train(args):
     print(f"{len(left)} left: {', '.join(left)}" if left else "all done")
 
 
-def calibration_file(data, resolution, folder):
-    """512 training pictures as the network gets them."""
+def calibration_file(data, folder):
+    """512 training pictures as networks for PADDED pixels get them."""
     import numpy as np
 
     with gzip.open(os.path.join(data, "train-images-idx3-ubyte.gz")) as f:
         pixels = np.frombuffer(f.read(16 + 512 * 784)[16:], np.uint8).reshape(512, 1, 28, 28)
     pixels = pixels.astype(np.float32) / 255
-    more = resolution - 28
-    if more >= 0:
-        pixels = np.pad(pixels, ((0, 0), (0, 0), *[(more // 2, more - more // 2)] * 2))
+    pixels = np.pad(pixels, ((0, 0), (0, 0), *[((PADDED - PICTURE) // 2,) * 2] * 2))
     path = os.path.join(folder, "calibration.npy")
     np.save(path, pixels)
     return path
 
 
-def evaluated(args, model, task, *more):
-    cmd = [args.qat, "evaluate", model, "--data", args.data, "--task", task, "--json", *more]
+def evaluated(args, model, data, *more):
+    cmd = [args.qat, "evaluate", model, "--data", args.data, *data, "--json", *more]
     return json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout)
 
 
@@ -269,22 +269,23 @@ def measure(args):
         if not os.path.exists(folder) or run.kind == "new":
             continue
         if name not in known:
-            put(name, evaluated(args, folder, run.task))
+            put(name, evaluated(args, folder, run.data))
         if run.kind == "quantize-aware" and name + "/same" not in known:
-            put(name + "/same", evaluated(args, folder, run.task, "--items", "1000", "--trained", folder))
+            put(name + "/same", evaluated(args, folder, run.data, "--items", "1000", "--trained", folder))
         if run.kind == "quantize-aware" or not {"E1", "E3", "E4", "E10"} & set(run.experiments):
+            continue
+        # Calibration pictures are not scaled.
+        if run.data != CLASSES:
             continue
         for scheme, options in ("ptq", []), ("ptq-tensor", ["--per-tensor"]):
             if f"{name}/{scheme}" in known:
                 continue
             with tempfile.TemporaryDirectory() as made:
-                parts = name.split("-")
-                resolution = int(parts[1]) if parts[0].startswith("mobilenet") else 32
-                set_ = calibration_file(args.data, resolution, made)
+                set_ = calibration_file(args.data, made)
                 out = os.path.join(made, "int8")
                 cmd = [args.tlite, "quantize", folder, "-o", out, "--format", "int8", "--calibration", set_]
                 subprocess.run([*cmd, *options], check=True, capture_output=True)
-                put(f"{name}/{scheme}", evaluated(args, out, run.task))
+                put(f"{name}/{scheme}", evaluated(args, out, run.data))
 
 
 def results(args):
