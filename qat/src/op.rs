@@ -1,10 +1,11 @@
 //! Operators of a graph as functions of `burn` tensors.
 
 use crate::value::{RANK, Value};
-use burn::tensor::Tensor;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::module::{avg_pool2d, conv_transpose2d, conv2d, max_pool2d};
+use burn::tensor::ops::PadMode;
 use burn::tensor::ops::{AvgPoolOptions, ConvOptions, ConvTransposeOptions, MaxPoolOptions};
+use burn::tensor::{Device, Slice, Tensor};
 use transformer_lite::unstable::graph::op::axis;
 use transformer_lite::unstable::graph::op::concat::Concat;
 use transformer_lite::unstable::graph::op::conv::Conv;
@@ -272,16 +273,75 @@ fn convolution(
     w: Tensor<4>,
     bias: Option<Tensor<4>>,
 ) -> Result<Tensor<4>, Reason> {
-    let [_, _, height, width] = w.dims();
+    let [outputs, inputs, height, width] = w.dims();
     let at = axes(&conv.window, [height, width], &x)?;
     let groups = usize::try_from(conv.group).map_err(|e| e.to_string())?;
-    let pads = at.map(|a| (a.before, a.after));
-    let options = ConvOptions::new_with_padding(at.map(|a| a.stride), pads, at.map(|a| a.dilation), groups);
-    let y = conv2d(x, w, None, options);
+    let depthwise = inputs == 1 && groups == outputs;
+    // Gradients of burn's convolutions are convolutions with kernels as large as pictures, which are
+    // slow on GPUs.
+    let y = match depthwise || x.device() == Device::flex() {
+        true => direct(&at, groups, x, w),
+        false => by_matmul(&at, groups, x, w),
+    };
     Ok(match bias {
         Some(b) => y + along_channels(b),
         None => y,
     })
+}
+
+fn direct(at: &[Axis; 2], groups: usize, x: Tensor<4>, w: Tensor<4>) -> Tensor<4> {
+    let each = |f: fn(&Axis) -> usize| [f(&at[0]), f(&at[1])];
+    let pads = [(at[0].before, at[0].after), (at[1].before, at[1].after)];
+    let (strides, dilations) = (each(|a| a.stride), each(|a| a.dilation));
+    conv2d(
+        x,
+        w,
+        None,
+        ConvOptions::new_with_padding(strides, pads, dilations, groups),
+    )
+}
+
+/// Matmul of the weights with the elements of all windows.
+fn by_matmul(at: &[Axis; 2], groups: usize, x: Tensor<4>, w: Tensor<4>) -> Tensor<4> {
+    let ([batch, ..], [outputs, inputs, height, width]) = (x.dims(), w.dims());
+    let w = w
+        .permute([0, 2, 3, 1])
+        .reshape([1, groups, outputs / groups, height * width * inputs]);
+    let y = w.matmul(windows(at, groups, x));
+    y.reshape([batch, outputs, at[0].out, at[1].out])
+}
+
+/// The elements of all windows: `[batch, groups, kernel height * width * channels, windows]`.
+fn windows(at: &[Axis; 2], groups: usize, x: Tensor<4>) -> Tensor<4> {
+    let [batch, channels, ..] = x.dims();
+    let shape = [batch, groups, channels / groups, at[0].out * at[1].out];
+    let pads = at.map(|a| (a.before, a.after));
+    let x = match pads {
+        [(0, 0), (0, 0)] => x,
+        pads => x.pad(pads, PadMode::Constant(0.0)),
+    };
+    let line = |a: &Axis, tap: usize| {
+        let from = tap * a.dilation;
+        Slice::new(
+            signed(from),
+            Some(signed(from + (a.out - 1) * a.stride + 1)),
+            signed(a.stride),
+        )
+    };
+    let mut taps = Vec::with_capacity(at[0].kernel * at[1].kernel);
+    for i in 0..at[0].kernel {
+        for j in 0..at[1].kernel {
+            let tap = x
+                .clone()
+                .slice([Slice::full(), Slice::full(), line(&at[0], i), line(&at[1], j)]);
+            taps.push(tap.reshape(shape));
+        }
+    }
+    Tensor::cat(taps, 2)
+}
+
+fn signed(v: usize) -> isize {
+    isize::try_from(v).unwrap_or(isize::MAX)
 }
 
 fn check_transposed(conv: &ConvTranspose) -> Result<(), Reason> {
@@ -429,4 +489,55 @@ fn binary(f: Binary, a: Term, b: Term) -> Term {
         (_, Tensor(a), Tensor(b)) => a.min_pair(b),
         (_, Tensor(a), Number(_)) | (_, Number(_), Tensor(a)) => a,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{by_matmul, direct};
+    use burn::tensor::{Device, Distribution, Tensor};
+    use transformer_lite::unstable::graph::op::window::Axis;
+
+    #[test]
+    fn convolution_as_matmul_has_the_same_value_and_gradients() {
+        let device = Device::flex();
+        let axis = |size, kernel, stride, dilation, before, after| Axis {
+            size,
+            out: (size + before + after - dilation * (kernel - 1) - 1) / stride + 1,
+            kernel,
+            stride,
+            dilation,
+            before,
+            after,
+        };
+        let cases = [
+            ([axis(7, 3, 1, 1, 1, 1), axis(5, 3, 1, 1, 1, 1)], 1),
+            ([axis(7, 3, 2, 1, 0, 1), axis(6, 2, 3, 2, 1, 0)], 1),
+            ([axis(4, 1, 1, 1, 0, 0), axis(5, 1, 1, 1, 0, 0)], 1),
+            ([axis(6, 3, 2, 1, 1, 1), axis(6, 1, 2, 1, 0, 0)], 2),
+        ];
+        for (i, (at, groups)) in cases.into_iter().enumerate() {
+            let random =
+                |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), &device);
+            let x = random([3, 4, at[0].size, at[1].size]);
+            let w = random([6, 4 / groups, at[0].kernel, at[1].kernel]);
+            let target = random([3, 6, at[0].out, at[1].out]);
+            let run = |f: fn(&[Axis; 2], usize, Tensor<4>, Tensor<4>) -> Tensor<4>| {
+                let (x, w) = (
+                    x.clone().autodiff().require_grad(),
+                    w.clone().autodiff().require_grad(),
+                );
+                let y = f(&at, groups, x.clone(), w.clone());
+                let mut gradients = (y.clone() * Tensor::from_inner(target.clone())).sum().backward();
+                [
+                    y.inner(),
+                    x.grad_remove(&mut gradients).unwrap(),
+                    w.grad_remove(&mut gradients).unwrap(),
+                ]
+            };
+            for (a, b) in run(direct).into_iter().zip(run(by_matmul)) {
+                let far = (a - b).abs().max().into_scalar::<f32>();
+                assert!(far < 1e-4, "case {i}: {far}");
+            }
+        }
+    }
 }
