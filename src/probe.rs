@@ -3,6 +3,9 @@
 //! The kernels are pairs like all others and run through [`Backend`]. Times come from the device's
 //! clock if it has one, else the host's; each is the median of several runs. For a feature that the
 //! device lacks, the reason is recorded.
+//!
+//! Everything is read at least twice, and again while readings differ, because other work on the
+//! machine slows a reading down. The fastest one counts.
 
 pub mod store;
 
@@ -14,6 +17,7 @@ use crate::backend::{
 };
 use crate::fmt::quantity;
 use crate::kernels::probe::{COPY, DOT, HALF, MATRIX, READ, SINGLE};
+use crate::kernels::product_e0m::PLANES;
 use crate::num;
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
@@ -38,6 +42,9 @@ pub struct Peaks {
     /// Operations per second of dot products of 8-bit integers; `None` if the device has no
     /// instruction for them.
     pub int8_ops_per_s: Option<f64>,
+    /// Operations per second of 16-bit integers times 8-bit ones; `None` if no kernel of the device
+    /// computes with them.
+    pub int16_ops_per_s: Option<f64>,
     /// Launch overhead in seconds.
     pub launch_s: f64,
 }
@@ -59,6 +66,9 @@ impl fmt::Display for Peaks {
         if let Some(rate) = self.int8_ops_per_s {
             write!(f, ", int8 {}", quantity(rate, "OP/s"))?;
         }
+        if let Some(rate) = self.int16_ops_per_s {
+            write!(f, ", int16 {}", quantity(rate, "OP/s"))?;
+        }
         write!(f, ", launch {}", quantity(self.launch_s, "s"))
     }
 }
@@ -70,10 +80,8 @@ impl Peaks {
             Arithmetic::F32 => self.f32_flops_per_s,
             Arithmetic::F16 => self.f16_flops_per_s.unwrap_or(self.f32_flops_per_s),
             Arithmetic::TensorCores => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
-            Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
-            Arithmetic::Int16 => self
-                .int8_ops_per_s
-                .map_or(self.f32_flops_per_s, |rate| rate / 2.0),
+            Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(f64::INFINITY),
+            Arithmetic::Int16 => self.int16_ops_per_s.unwrap_or(f64::INFINITY),
         }
     }
 }
@@ -113,6 +121,9 @@ pub struct Probe {
     pub f16_flops_per_s: Option<f64>,
     /// Operations per second of dot products of four pairs of 8-bit integers.
     pub int8_ops_per_s: Option<f64>,
+    /// Operations per second of dot products of 16-bit integers with 8-bit ones, as kernels for
+    /// processors compute them.
+    pub int16_ops_per_s: Option<f64>,
     /// Operations per second of tensor cores or cooperative matrices on halves, in the form that
     /// kernels use.
     pub matrix_flops_per_s: Option<f64>,
@@ -122,10 +133,13 @@ pub struct Probe {
     pub clock: String,
     /// Why something was not measured, by field name.
     pub not_measured: BTreeMap<String, String>,
+    /// Rates whose two fastest readings differ by more than a tenth of the faster one, by field
+    /// name, with that share. Other work ran on the machine, and the rates may be too low.
+    pub unsteady: BTreeMap<String, f64>,
 }
 
 /// [`Probe::version`] of this build.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 impl Probe {
     /// The peaks used for lower bounds on run time.
@@ -136,8 +150,62 @@ impl Probe {
             f16_flops_per_s: self.f16_flops_per_s,
             matrix_flops_per_s: self.matrix_flops_per_s,
             int8_ops_per_s: self.int8_ops_per_s,
+            int16_ops_per_s: self.int16_ops_per_s,
             launch_s: self.launch_s,
         }
+    }
+
+    /// What to tell people about [`Probe::unsteady`]; `None` for a steady probe.
+    pub fn warning(&self) -> Option<String> {
+        let widest = self.unsteady.values().copied().fold(0.0, f64::max);
+        (widest > 0.0).then(|| {
+            format!(
+                "the machine was busy when {} was measured: readings of {} differ by up to {:.0} %, so limits may \
+                 be too low; repeat `tlite devices --probe` when it is idle",
+                self.device,
+                self.unsteady.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+                100.0 * widest
+            )
+        })
+    }
+
+    /// All measured rates by field name.
+    fn rates(&mut self) -> impl Iterator<Item = (&'static str, &mut f64)> {
+        let always = [
+            ("copy_bytes_per_s", Some(&mut self.copy_bytes_per_s)),
+            ("read_bytes_per_s", Some(&mut self.read_bytes_per_s)),
+            ("image_bytes_per_s", self.image_bytes_per_s.as_mut()),
+            ("f32_flops_per_s", Some(&mut self.f32_flops_per_s)),
+            ("f16_flops_per_s", self.f16_flops_per_s.as_mut()),
+            ("int8_ops_per_s", self.int8_ops_per_s.as_mut()),
+            ("int16_ops_per_s", self.int16_ops_per_s.as_mut()),
+            ("matrix_flops_per_s", self.matrix_flops_per_s.as_mut()),
+        ];
+        always.into_iter().filter_map(|(name, rate)| Some((name, rate?)))
+    }
+
+    /// The fastest of some readings for each rate, which is unsteady unless another one comes close.
+    fn fastest(readings: &[Self]) -> Option<Self> {
+        let mut all = readings.to_vec();
+        let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (name, rate) in all.iter_mut().flat_map(Self::rates) {
+            found.entry(name).or_default().push(*rate);
+        }
+        let mut best = readings.first()?.clone();
+        for (name, rate) in best.rates() {
+            let Some(of) = found.get_mut(name) else { continue };
+            of.sort_by(|a, b| b.total_cmp(a));
+            *rate = of.first().copied().unwrap_or(*rate);
+        }
+        for (name, of) in found {
+            if let [first, second, ..] = of[..]
+                && 1.0 - second / first > SPREAD
+            {
+                best.unsteady.insert(name.to_owned(), 1.0 - second / first);
+            }
+        }
+        best.launch_s = readings.iter().map(|r| r.launch_s).fold(f64::INFINITY, f64::min);
+        Some(best)
     }
 
     /// Records why a rate is not measured.
@@ -170,6 +238,10 @@ impl Probe {
 
 /// Number of runs of each measurement; the median counts.
 const RUNS: usize = 5;
+/// Maximum number of readings; two are always made.
+const READINGS: usize = 4;
+/// Share by which the two fastest readings of a rate may differ.
+const SPREAD: f64 = 0.1;
 /// Number of commands for measuring the overhead of one.
 const LAUNCHES: u32 = 256;
 /// Maximum number of loop rounds in a kernel; CPU drivers abort longer loops.
@@ -177,9 +249,9 @@ const MAX_ROUNDS: u32 = 50_000;
 /// Minimum time of an arithmetic run in seconds, so that launch overhead is negligible.
 const LONG_ENOUGH: f64 = 0.01;
 
-/// Measures the device, which must be idle otherwise. Takes some seconds and at most 3 buffers of
-/// 256 MiB, which are freed. Fails if a kernel that every device supports is refused, or if memory
-/// is short.
+/// Measures the device. Takes some seconds and at most 3 buffers of 256 MiB, which are freed. If
+/// other work runs on the machine, the result is marked in [`Probe::unsteady`]. Fails if a kernel
+/// that every device supports is refused, or if memory is short.
 pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
     let caps = backend.caps().clone();
     let mut bench = Bench {
@@ -188,11 +260,14 @@ pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
         backend,
         buffers: Vec::new(),
     };
-    let probe = bench.probe();
-    for buffer in std::mem::take(&mut bench.buffers) {
-        bench.backend.destroy_buffer(buffer);
+    let mut readings = vec![bench.reading()?];
+    loop {
+        readings.push(bench.reading()?);
+        match Probe::fastest(&readings) {
+            Some(probe) if probe.unsteady.is_empty() || readings.len() == READINGS => return Ok(probe),
+            _ => {}
+        }
     }
-    probe
 }
 
 /// How the work of a kernel is divided.
@@ -266,6 +341,12 @@ impl Shape {
         };
         Some(spec(&DOT, self.items, form.as_slice()))
     }
+
+    /// Only kernels for processors compute with 16-bit integers.
+    fn int16(&self, caps: &Caps) -> Option<KernelSpec> {
+        let is_native = caps.profile.packed_dot == PackedDot::Native;
+        is_native.then(|| spec(&DOT, self.items, &[(PLANES, 2)]))
+    }
 }
 
 /// Whether arithmetic that OpenCL C cannot express is written in PTX.
@@ -289,6 +370,7 @@ pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
         shape.read_image(&caps.profile.images),
         shape.half(caps),
         shape.dot(caps),
+        shape.int16(caps),
         matrix(caps),
     ];
     always.into_iter().chain(offered.into_iter().flatten()).collect()
@@ -503,6 +585,15 @@ impl Bench<'_> {
         Ok((many - one).max(0.0) / f64::from(LAUNCHES - 1))
     }
 
+    /// Measures everything once, and frees what that takes.
+    fn reading(&mut self) -> Result<Probe, BackendError> {
+        let probe = self.probe();
+        for buffer in std::mem::take(&mut self.buffers) {
+            self.backend.destroy_buffer(buffer);
+        }
+        probe
+    }
+
     fn probe(&mut self) -> Result<Probe, BackendError> {
         let bytes = self.shape.bytes;
         let (x, y) = (self.buffer("probe x", bytes)?, self.buffer("probe y", bytes)?);
@@ -527,10 +618,12 @@ impl Bench<'_> {
             f32_flops_per_s: f64::NAN,
             f16_flops_per_s: None,
             int8_ops_per_s: None,
+            int16_ops_per_s: None,
             matrix_flops_per_s: None,
             launch_s: f64::NAN,
             clock: if self.caps.profiling { "device" } else { "host" }.to_owned(),
             not_measured: BTreeMap::new(),
+            unsteady: BTreeMap::new(),
         };
         match self.read_image(x, y)? {
             Ok(rate) => probe.image_bytes_per_s = Some(rate),
@@ -558,21 +651,29 @@ impl Bench<'_> {
                 probe.f16_flops_per_s = probe.offered(rate, "f16_flops_per_s")?;
             }
         }
+        // Eight chains of dot products of four pairs; native kernels multiply sixteen columns, four
+        // steps each.
+        let factor = [0x0102_0301u32.to_le_bytes()];
+        let vector = match self.caps.profile.packed_dot {
+            PackedDot::Native => 16 * 4,
+            _ => 1,
+        };
+        let operations = 8 * 8 * vector * items;
         match self.shape.dot(&self.caps) {
             None => probe.lacks(
                 "int8_ops_per_s",
                 "not supported: the driver lists no packed dot product",
             ),
             Some(spec) => {
-                // Eight chains of dot products of four pairs; native kernels multiply sixteen
-                // columns, four steps each.
-                let factor = [0x0102_0301u32.to_le_bytes()];
-                let vector = match self.caps.profile.packed_dot {
-                    PackedDot::Native => 16 * 4,
-                    _ => 1,
-                };
-                let rate = self.rate(&spec, y, 8 * 8 * vector * items, &factor);
+                let rate = self.rate(&spec, y, operations, &factor);
                 probe.int8_ops_per_s = probe.offered(rate, "int8_ops_per_s")?;
+            }
+        }
+        match self.shape.int16(&self.caps) {
+            None => probe.lacks("int16_ops_per_s", "not used: no kernel of the device needs it"),
+            Some(spec) => {
+                let rate = self.rate(&spec, y, operations, &factor);
+                probe.int16_ops_per_s = probe.offered(rate, "int16_ops_per_s")?;
             }
         }
         match matrix(&self.caps) {
@@ -616,5 +717,52 @@ mod tests {
                 assert!(each < u64::from(MAX_ROUNDS), "{kind:?}: {each}");
             }
         }
+    }
+
+    #[test]
+    fn readings_that_differ_are_marked_until_two_agree() {
+        let reading = |f32_flops_per_s: f64, launch_s: f64| Probe {
+            version: VERSION,
+            backend: "cpu".to_owned(),
+            device: "device".to_owned(),
+            driver: String::new(),
+            copy_bytes_per_s: 100.0,
+            read_bytes_per_s: 100.0,
+            image_bytes_per_s: None,
+            f32_flops_per_s,
+            f16_flops_per_s: None,
+            int8_ops_per_s: None,
+            int16_ops_per_s: None,
+            matrix_flops_per_s: None,
+            launch_s,
+            clock: "host".to_owned(),
+            not_measured: BTreeMap::new(),
+            unsteady: BTreeMap::new(),
+        };
+        let fastest = |rates: &[f64]| {
+            let readings: Vec<Probe> = (1u8..).zip(rates).map(|(i, r)| reading(*r, i.into())).collect();
+            let probe = Probe::fastest(&readings).unwrap();
+            assert_eq!(probe.launch_s, 1.0);
+            (
+                probe.f32_flops_per_s,
+                probe.unsteady.get("f32_flops_per_s").copied(),
+                probe,
+            )
+        };
+        assert_eq!(fastest(&[100.0, 95.0]).1, None);
+        let (rate, apart, probe) = fastest(&[50.0, 100.0]);
+        assert_eq!((rate, apart), (100.0, Some(0.5)));
+        assert!(
+            probe
+                .warning()
+                .is_some_and(|w| w.contains("f32_flops_per_s") && w.contains("50 %"))
+        );
+        assert_eq!(probe.unsteady.len(), 1, "the other rates are steady");
+        // The third reading agrees with the fastest, or is faster by far, or says nothing.
+        assert_eq!(fastest(&[50.0, 100.0, 99.0]).1, None);
+        assert_eq!(fastest(&[50.0, 100.0, 200.0]).1, Some(0.5));
+        assert_eq!(fastest(&[50.0, 100.0, 40.0]).1, Some(0.5));
+        assert_eq!(fastest(&[100.0, 95.0, 40.0]).1, None);
+        assert_eq!(fastest(&[100.0, 95.0]).2.warning(), None);
     }
 }

@@ -46,7 +46,8 @@ pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
 }
 
 /// The stored probe of the device, or a new one, which is stored if there is a store. `on_progress`
-/// is called with a sentence before the measurement and with the outcome of storing it.
+/// is called with a sentence before the measurement, with the outcome of storing it, and with
+/// [`Probe::warning`].
 pub fn of_device(
     backend: &mut dyn Backend,
     store: Option<&Store>,
@@ -54,11 +55,13 @@ pub fn of_device(
 ) -> Result<Probe> {
     let caps = backend.caps().clone();
     if let Some(probe) = store.and_then(|store| load(store, &caps)) {
+        probe.warning().iter().for_each(|what| on_progress(what));
         return Ok(probe);
     }
     on_progress(&format!("measuring {} (once)", caps.device));
     let probe =
         measure(backend).map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
+    probe.warning().iter().for_each(|what| on_progress(what));
     on_progress(&save(store, &caps, &probe));
     Ok(probe)
 }
@@ -82,10 +85,12 @@ mod tests {
             f32_flops_per_s: 4.0,
             f16_flops_per_s: None,
             int8_ops_per_s: Some(5.0),
+            int16_ops_per_s: None,
             matrix_flops_per_s: None,
             launch_s: 1e-6,
             clock: "host".to_owned(),
             not_measured: BTreeMap::from([("f16_flops_per_s".to_owned(), "none".to_owned())]),
+            unsteady: BTreeMap::new(),
         }
     }
 

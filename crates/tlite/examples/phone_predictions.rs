@@ -42,6 +42,7 @@ fn peaks(text: &str) -> Result<(&str, Peaks), AnyError> {
         f16_flops_per_s: Some(f16),
         matrix_flops_per_s: None,
         int8_ops_per_s: None,
+        int16_ops_per_s: None,
         // Unknown; in a recording, a launch costs the device little.
         launch_s: 0.0,
     };

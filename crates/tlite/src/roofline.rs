@@ -275,6 +275,7 @@ mod tests {
         f16_flops_per_s: Some(2e10),
         matrix_flops_per_s: Some(1e12),
         int8_ops_per_s: None,
+        int16_ops_per_s: None,
         launch_s: 1e-6,
     };
 

@@ -12,6 +12,7 @@ use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{Column, note, print_report, table, titled};
 use super::random::RandomOptions;
 use crate::inspect::model_name;
+use crate::roofline::measured::{EXCEEDED_HELP, limit_text};
 use measure::{Line, Test, bench, compare};
 use parallel::{Lengths, ParallelLine};
 use schemars::JsonSchema;
@@ -221,11 +222,7 @@ fn rows(lines: &[Line]) -> Vec<Vec<String>> {
         (compared, ("limit", &|l| number(l.most_tokens_per_s))),
         (
             compared,
-            ("share", &|l| {
-                l.share_of_most
-                    .map(|s| format!("{:.1} %", 100.0 * s))
-                    .unwrap_or_default()
-            }),
+            ("share", &|l| l.share_of_most.map(limit_text).unwrap_or_default()),
         ),
         (
             timed,
@@ -278,7 +275,13 @@ fn run_tests(args: &Args, folder: &ModelFolder, options: &LoadOptions, interrupt
     if let Some(caps) = device.caps() {
         let kept = args.exec.on.cache.probes();
         match kept.and_then(|kept| store::load(&kept, caps)) {
-            Some(probe) => compare(&mut lines, &tests, device, &probe)?,
+            Some(probe) => {
+                compare(&mut lines, &tests, device, &probe)?;
+                probe.warning().iter().for_each(|what| note(what));
+                if lines.iter().any(|l| l.share_of_most.is_some_and(|s| s > 1.0)) {
+                    note(EXCEEDED_HELP);
+                }
+            }
             None => note(
                 "run `tlite devices --probe` once (with --threads or --cpu-isa: `tlite roofline` with these) to see how close these speeds are to the device's limit",
             ),

@@ -298,6 +298,10 @@ fn probe_lines(probe: &Probe) -> Vec<(&'static str, String)> {
             rate(probe.int8_ops_per_s, "int8_ops_per_s", "OP/s"),
         ),
         (
+            "int16 dot products",
+            rate(probe.int16_ops_per_s, "int16_ops_per_s", "OP/s"),
+        ),
+        (
             "tensor cores",
             rate(probe.matrix_flops_per_s, "matrix_flops_per_s", "FLOP/s"),
         ),
@@ -396,6 +400,9 @@ impl Report {
             }
             for (name, value) in row.probe.iter().flat_map(probe_lines) {
                 let _ok = writeln!(out, "  measured {name}: {value}");
+            }
+            if let Some(warning) = row.probe.as_ref().and_then(Probe::warning) {
+                let _ok = writeln!(out, "  warning: {warning}");
             }
             if let Some(why) = &row.not_probed {
                 let _ok = writeln!(out, "  not measured: {why}");
@@ -544,10 +551,12 @@ mod tests {
             f32_flops_per_s: 60e12,
             f16_flops_per_s: Some(1e12),
             int8_ops_per_s: None,
+            int16_ops_per_s: None,
             matrix_flops_per_s: None,
             launch_s: 4.1e-6,
             clock: "device".to_owned(),
             not_measured: [("int8_ops_per_s".to_owned(), "not offered: none".to_owned())].into(),
+            unsteady: [("f32_flops_per_s".to_owned(), 0.25)].into(),
         };
         let row = |_, _: &str, caps: Caps| Row {
             probe: Some(probe.clone()),
@@ -562,7 +571,7 @@ mod tests {
                 "{value} in {text}"
             );
         }
-        assert!(text.contains("4.10 µs"), "{text}");
+        assert!(text.contains("4.10 µs") && text.contains("25 %"), "{text}");
         let json = serde_json::to_value(report(lists, None, &row).unwrap()).unwrap();
         assert_eq!(json["devices"][0]["probe"]["read_bytes_per_s"], 4.4e12);
         assert!(json["devices"][1].get("probe").is_none());

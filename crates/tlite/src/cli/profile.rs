@@ -11,7 +11,7 @@ use super::random::{RandomOptions, Source};
 use super::roofline::{REFERENCE_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::inspect::{self, model_file};
-use crate::roofline::measured::{KernelTime, Measured, Profile, trace};
+use crate::roofline::measured::{EXCEEDED_HELP, KernelTime, Measured, Profile, limit_text, trace};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -249,10 +249,10 @@ fn cells(m: &Measured) -> Vec<String> {
         percent(m.share),
         size_text(t.bytes()),
         flops_text(t.flops),
-        percent(m.share_of_memory),
-        percent(m.share_of_arithmetic),
+        limit_text(m.share_of_memory),
+        limit_text(m.share_of_arithmetic),
         m.work.bound.name().to_owned(),
-        percent(m.share_of_least),
+        limit_text(m.share_of_least),
     ]
 }
 
@@ -298,6 +298,9 @@ fn text(report: &Report<'_>, args: &Args) -> String {
             .iter()
             .map(|k| ([k.op.clone(), k.nodes.to_string()], cells(&k.measured)));
         out.push_str(&work_table(args.nodes, &COLUMNS, by_node, by_operator, all));
+    }
+    if !args.kernels && report.runs.iter().any(Profile::exceeds_probe) {
+        out.push_str(&format!("\n{EXCEEDED_HELP}\n"));
     }
     out
 }

@@ -26,21 +26,40 @@ pub struct Measured {
     pub share_of_arithmetic: f64,
     /// Minimum time divided by measured time: 1 is as fast as the device allows.
     pub share_of_least: f64,
+    /// True if one of these three shares exceeds 1: the probe was too low, or caches held the data.
+    pub exceeds_probe: bool,
+}
+
+/// What stands in place of a share of a limit that exceeds 1.
+const EXCEEDED: &str = "> probe";
+/// Explains [`EXCEEDED`].
+pub const EXCEEDED_HELP: &str = "> probe: faster than the device's limit, so the probe was too low (the machine was busy), \
+                                 or caches held the data; `tlite devices --probe` measures again";
+
+/// A share of a limit in percent, marked if it exceeds the limit.
+pub fn limit_text(share: f64) -> String {
+    if share > 1.0 {
+        return EXCEEDED.to_owned();
+    }
+    format!("{:.1} %", 100.0 * share)
 }
 
 impl Measured {
     fn new(seconds: f64, whole: f64, total: Total, rate: f64, peaks: &Peaks) -> Self {
         let time = seconds.max(1e-9);
         let (bytes, flops) = (float(total.bytes()) / time, float(total.flops) / time);
+        let shares = [bytes / peaks.bytes_per_s, flops / rate, total.least_s() / time];
+        let [share_of_memory, share_of_arithmetic, share_of_least] = shares;
         Self {
             seconds,
             share: seconds / whole.max(1e-9),
             work: total.into(),
             bytes_per_s: bytes,
             flops_per_s: flops,
-            share_of_memory: bytes / peaks.bytes_per_s,
-            share_of_arithmetic: flops / rate,
-            share_of_least: total.least_s() / time,
+            share_of_memory,
+            share_of_arithmetic,
+            share_of_least,
+            exceeds_probe: shares.iter().any(|s| *s > 1.0),
         }
     }
 }
@@ -273,6 +292,16 @@ impl Profile {
         }
     }
 
+    /// Whether something was faster than the limits.
+    pub fn exceeds_probe(&self) -> bool {
+        let mut all = self
+            .kinds
+            .iter()
+            .map(|k| &k.measured)
+            .chain(self.lines.iter().map(|l| &l.measured));
+        self.whole.exceeds_probe || all.any(|m| m.exceeds_probe)
+    }
+
     /// The sum of all times.
     pub fn seconds(&self) -> f64 {
         self.whole.seconds
@@ -338,6 +367,7 @@ mod tests {
         f16_flops_per_s: None,
         matrix_flops_per_s: None,
         int8_ops_per_s: None,
+        int16_ops_per_s: None,
         launch_s: 0.0,
     };
 
@@ -393,6 +423,29 @@ mod tests {
         );
         assert!((run.seconds() - 3e-6).abs() < 1e-15);
         assert_eq!(run.lines[0].nodes, ["x"]);
+    }
+
+    #[test]
+    fn speeds_above_a_limit_are_marked() {
+        let slow = run();
+        assert!(!slow.exceeds_probe() && !slow.kinds[0].measured.exceeds_probe);
+        let mut peaks = PEAKS;
+        peaks.bytes_per_s = 1e8;
+        let fast = Measured::new(
+            1e-6,
+            1e-6,
+            Total {
+                read_bytes: 1000,
+                ..Total::default()
+            },
+            1e10,
+            &peaks,
+        );
+        assert!(fast.exceeds_probe && limit_text(fast.share_of_memory) == EXCEEDED);
+        assert_eq!(
+            (limit_text(1.0), limit_text(0.5)),
+            ("100.0 %".to_owned(), "50.0 %".to_owned())
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::backend::cpu::args::{Bound, Memory, NativeKernel, Scratch, Store, dty
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
+use crate::kernels::product_e0m::PLANES;
 use crate::tensor::DType;
 use half::f16;
 
@@ -164,14 +165,16 @@ impl Job for Chains {
 }
 
 /// The kernel `probe_dot`: in each work-group and round, eight chains of four dot products of bytes
-/// over sixteen words, computed as matmuls with quantized weights compute them.
-pub struct Dots(Isa);
+/// over sixteen words, computed as matmuls with quantized weights compute them. With two planes, one
+/// operand of each product has 16 bits.
+pub struct Dots(Isa, usize);
 
 impl NativeKernel for Dots {
     type Signature = super::DotArgs;
 
-    fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
-        matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni).then_some(Self(isa))
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let planes = if spec.defines.contains_key(PLANES) { 2 } else { 1 };
+        matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni).then_some(Self(isa, planes))
     }
 
     fn pieces(&self, _: &super::DotArgs<Bound>, _: usize) -> usize {
@@ -191,16 +194,21 @@ impl NativeKernel for Dots {
         _: &mut Scratch,
     ) {
         let factor = args.factor as i32;
+        // These instruction sets multiply both bytes of 16-bit integers.
+        let rounds = args.rounds * self.1;
         let sum = match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the processor has the instruction set.
-            Isa::Avx512Vnni => unsafe { x86::vnni512(args.rounds, factor) },
+            Isa::Avx512Vnni => unsafe { x86::vnni512(rounds, factor) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::AvxVnni => unsafe { x86::vnni256(args.rounds, factor) },
+            Isa::AvxVnni => unsafe { x86::vnni256(rounds, factor) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx2 => unsafe { x86::avx2(args.rounds, factor) },
+            Isa::Avx2 if self.1 == 2 => unsafe { x86::avx2_words(args.rounds, factor) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { x86::avx2(rounds, factor) },
             _ => factor,
         };
         // SAFETY: each piece writes its own element.
@@ -268,6 +276,24 @@ mod x86 {
             }
         }
         wide.iter().fold(0, |all: i32, sum| {
+            all.wrapping_add(_mm256_extract_epi32::<0>(*sum))
+        })
+    }
+
+    /// 16-bit products, whose pairs are summed in 32 bits.
+    #[target_feature(enable = "avx2")]
+    pub fn avx2_words(rounds: usize, factor: i32) -> i32 {
+        let mut a = black_box(_mm256_set1_epi16(factor as i16));
+        let b = [1, 2, 3, 4].map(|v| black_box(_mm256_set1_epi16(v)));
+        let mut sums = [_mm256_setzero_si256(); 4];
+        for _ in 0..rounds * 32 {
+            // The operand changes, so that the compiler cannot reuse a result.
+            a = _mm256_add_epi16(a, b[0]);
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+            }
+        }
+        sums.iter().fold(0, |all: i32, sum| {
             all.wrapping_add(_mm256_extract_epi32::<0>(*sum))
         })
     }

@@ -7,7 +7,7 @@
 
 use super::Report;
 use crate::inspect::page::{document, escaped};
-use crate::roofline::measured::{Measured, Profile, TimedKind, roof};
+use crate::roofline::measured::{EXCEEDED_HELP, Measured, Profile, TimedKind, limit_text, roof};
 use std::fmt::Write;
 use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::plan::Arithmetic;
@@ -71,6 +71,7 @@ pub fn render(report: &Report<'_>) -> String {
         p.int8_ops_per_s
             .map(|v| ("int8 dot product", quantity(v, "OP/s"))),
     );
+    cards.extend(p.int16_ops_per_s.map(|v| ("int16", quantity(v, "OP/s"))));
     cards.push(("launch", quantity(p.launch_s, "s")));
     for (what, value) in cards {
         let _ = writeln!(
@@ -86,6 +87,9 @@ pub fn render(report: &Report<'_>) -> String {
          its color. Dots at the left edge move data and compute nothing.</p>\n</header>\n<main>\n",
         escaped(report.driver)
     );
+    if report.runs.iter().any(Profile::exceeds_probe) {
+        let _ = writeln!(out, "<p class=\"hint\">{}</p>", escaped(EXCEEDED_HELP));
+    }
     for run in &report.runs {
         section(&mut out, run, p);
     }
@@ -135,10 +139,13 @@ fn folded(kinds: &[TimedKind]) -> (&[TimedKind], &[TimedKind]) {
 fn section(out: &mut String, run: &Profile, peaks: &Peaks) {
     let _ = writeln!(
         out,
-        "<section class=\"panel\">\n<h2>{}: {}, {} of the device's limit</h2>\n<div class=\"run\">\n<div>",
+        "<section class=\"panel\">\n<h2>{}: {}, {}</h2>\n<div class=\"run\">\n<div>",
         escaped(&run.name),
         quantity(run.seconds(), "s"),
-        percent(run.whole.share_of_least),
+        match run.whole.share_of_least {
+            share if share > 1.0 => limit_text(share),
+            share => format!("{} of the device's limit", limit_text(share)),
+        }
     );
     picture(out, run, peaks);
     out.push_str("</div>\n<div>\n<h3>Where the time goes</h3>\n");
@@ -246,11 +253,11 @@ fn row(out: &mut String, op: &str, nodes: usize, m: &Measured, arithmetic: Arith
         size_text(t.bytes()),
         some(quantity(flops, "")),
         quantity(m.bytes_per_s, "B/s"),
-        percent(m.share_of_memory),
+        limit_text(m.share_of_memory),
         some(quantity(m.flops_per_s, unit(arithmetic))),
-        some(percent(m.share_of_arithmetic)),
+        some(limit_text(m.share_of_arithmetic)),
         m.work.bound.name(),
-        percent(m.share_of_least)
+        limit_text(m.share_of_least)
     );
 }
 
@@ -372,7 +379,7 @@ fn circle(out: &mut String, dot: &Dot<'_>) {
         dot.radius,
         quantity(m.seconds, "s"),
         percent(m.share),
-        percent(m.share_of_least),
+        limit_text(m.share_of_least),
         m.work.bound.name(),
         op = escaped(&dot.kind.op),
     );
@@ -431,6 +438,7 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, run: &Profile, peaks: &Peaks) -> 
         .into_iter()
         .filter(|(measured, _)| *measured)
         .map(|(_, a)| (peaks.rate(a), a))
+        .filter(|(rate, _)| rate.is_finite())
         .collect();
     rates.sort_by(|a, b| b.0.total_cmp(&a.0));
     // Names of roofs stand outside of the picture, one below the other.
