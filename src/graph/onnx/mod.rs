@@ -2,6 +2,7 @@
 //! this module.
 
 pub mod decode;
+pub mod describe;
 mod functions;
 mod import;
 mod missing;
@@ -66,17 +67,6 @@ fn known(code: i64) -> Option<DType> {
         .iter()
         .find(|(c, _)| i64::from(*c) == code)
         .map(|(_, dtype)| *dtype)
-}
-
-/// The metadata of a model, as key and value: for example class names, alphabets, licenses.
-pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
-    let file = weights::map(path)?;
-    let model = decode::model(Stage::Import, path, file.bytes())?;
-    Ok(model
-        .metadata_props
-        .into_iter()
-        .map(|p| (p.key, p.value))
-        .collect())
 }
 
 /// The element type for a code of `TensorProto.DataType`; an error if it is not supported.

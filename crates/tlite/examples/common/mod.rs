@@ -140,8 +140,8 @@ impl Model {
 
     /// Metadata that the exporter stored in the file.
     pub fn metadata(&self, key: &str) -> Result<Option<String>, AnyError> {
-        let all = transformer_lite::unstable::graph::onnx::metadata(&self.path)?;
-        Ok(all.into_iter().find(|(k, _)| k == key).map(|(_, v)| v))
+        let all = transformer_lite::unstable::graph::onnx::describe::Description::read(&self.path)?;
+        Ok(all.get(key).map(str::to_owned))
     }
 }
 

@@ -22,6 +22,7 @@ use symbols::Symbols;
 use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::kind::not_a_file;
+use transformer_lite::unstable::graph::onnx::describe::{Description, elements};
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::integer::{Coverage, coverage};
 use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
@@ -135,6 +136,9 @@ pub struct Report {
 pub struct Model {
     /// Name of its folder, or of the file.
     pub name: String,
+    /// Name in the file: from its metadata, else that of the graph unless it is an exporter's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_name: Option<String>,
     /// The file.
     pub path: PathBuf,
     /// Versions of operator sets, by domain.
@@ -169,6 +173,9 @@ pub struct ValueReport {
     pub dtype: String,
     /// Sizes as expressions.
     pub shape: Vec<String>,
+    /// Elements of a constant of at most 16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constant: Option<serde_json::Value>,
 }
 
 /// A tensor that persists from run to run.
@@ -271,7 +278,10 @@ fn named(path: &Path, file: &Path) -> String {
     } else {
         None
     };
+    let own = || Some(Description::read(file).ok()?.name()?.to_owned());
     let name = match folder.and_then(last) {
+        // Where the cache keeps a converted model.
+        Some(name) if name == "model" && own().is_some() => own(),
         Some(name) if STORAGE.contains(&name.as_str()) => {
             let outer = folder.and_then(Path::parent).and_then(last);
             Some(outer.map_or(name.clone(), |outer| format!("{outer}/{name}")))
@@ -289,6 +299,7 @@ pub(crate) fn value_report(graph: &Graph, v: ValueId) -> ValueReport {
         name: value.name.clone(),
         dtype: fact.map_or_else(|| "?".to_owned(), |f| f.dtype.to_string()),
         shape: fact.map(|f| texts(&f.shape.0)).unwrap_or_default(),
+        constant: fact.and_then(|f| elements(f.as_const()?)),
     }
 }
 
@@ -387,7 +398,8 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         .collect();
     let classes = class::classes(&raw)?;
     let nodes = nodes::nodes(&graph, &plans, &reports)?;
-    let operators = nodes::operators(&raw, &classes, &nodes)?;
+    let description = Description::read(&file)?;
+    let operators = nodes::operators(&raw, &classes, &nodes, &description)?;
     let shape_ops = operators.iter().filter(|o| o.class == class::Class::Shape);
     let running: HashSet<&str> = reports.iter().flat_map(PlanReport::running).collect();
     let runs = |o: &&Operator| running.contains(o.name.as_str());
@@ -403,6 +415,7 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let report = Report {
         model: Model {
             name: named(path, &file),
+            own_name: description.name().map(str::to_owned),
             summary: Summary::new(&file, &raw, &outputs, &states),
             path: file,
             opsets: raw.opsets().to_vec(),

@@ -3,9 +3,11 @@
 use super::plans::PlanReport;
 use super::{ValueReport, value_report};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::collections::HashMap;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::class::Class;
+use transformer_lite::unstable::graph::onnx::describe::Description;
 use transformer_lite::unstable::graph::{Graph, Node, NodeId};
 use transformer_lite::unstable::plan::Plan;
 
@@ -43,6 +45,8 @@ pub struct Operator {
     pub op: String,
     /// Whether it computes tensors or shapes.
     pub class: Class,
+    /// Attributes as in the file: numbers, text, or lists of these; large tensors by their shape.
+    pub attributes: Map<String, Value>,
     /// Operands; `None` for an omitted optional one.
     pub inputs: Vec<Option<ValueReport>>,
     /// Results.
@@ -158,6 +162,7 @@ pub(super) fn operators(
     graph: &Graph,
     classes: &HashMap<NodeId, Class>,
     nodes: &[NodeReport],
+    file: &Description,
 ) -> Result<Vec<Operator>> {
     let mut by_origin: HashMap<&str, Vec<usize>> = HashMap::new();
     for (i, n) in nodes.iter().enumerate() {
@@ -185,6 +190,10 @@ pub(super) fn operators(
             name: node.name.clone(),
             op: node.op.name().to_owned(),
             class: classes.get(&id).copied().unwrap_or(Class::Tensor),
+            attributes: outputs
+                .first()
+                .map(|v| file.attributes(&v.name))
+                .unwrap_or_default(),
             inputs,
             outputs,
             becomes: Becomes { how, nodes: at },

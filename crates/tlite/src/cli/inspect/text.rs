@@ -209,7 +209,11 @@ fn bound_text(from: BoundFrom) -> &'static str {
 }
 
 fn fact(v: &ValueReport) -> String {
-    format!("{}[{}]", v.dtype, v.shape.join(", "))
+    let shape = v.shape.join(", ");
+    match &v.constant {
+        Some(elements) => format!("{}[{shape}] = {elements}", v.dtype),
+        None => format!("{}[{shape}]", v.dtype),
+    }
 }
 
 fn indented(rows: &[Vec<String>], left: usize) -> String {
@@ -224,7 +228,12 @@ pub(super) fn text(report: &Report, verbose: bool) -> String {
         true => "text-generation model",
         false => "ONNX model",
     };
-    let mut facts = summary.facts();
+    let own = report
+        .model
+        .own_name
+        .iter()
+        .map(|name| ("name", shown(name).into_owned()));
+    let mut facts: Vec<(&str, String)> = own.chain(summary.facts()).collect();
     facts.push(("operators", operators_text(report)));
     facts.extend(files_text(&summary.files).map(|files| ("files", files)));
     facts.push(("memory", memory_text(report)));
@@ -504,7 +513,7 @@ fn running(report: &Report) -> String {
     out
 }
 
-/// Every operator, three lines each at most.
+/// Every operator: its shapes, its attributes, and how it runs.
 pub(super) fn list(report: &Report) -> String {
     let mut out = String::from("\nevery operator, as exported\n");
     for o in &report.operators {
@@ -521,6 +530,11 @@ pub(super) fn list(report: &Report) -> String {
             shapes(&mut o.inputs.iter().map(Option::as_ref)),
             shapes(&mut o.outputs.iter().map(Some))
         );
+        if !o.attributes.is_empty() {
+            let all = o.attributes.iter().map(|(name, value)| format!("{name}={value}"));
+            let all: Vec<String> = all.collect();
+            let _ok = writeln!(out, "           {}", shortened(&all.join(" ")));
+        }
         for line in became(report, o) {
             let _ok = writeln!(out, "           {line}");
         }
