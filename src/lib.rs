@@ -51,7 +51,7 @@
 //!
 //! `cpu`, `opencl` and `wgpu`, all on by default, compile the backends in. Without any, models run
 //! in the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
-//! machines that have none. `schema` derives JSON schemas of the reports that `tlite --json`
+//! machines that have none. `vision`, on by default, reads pictures. `schema` derives JSON schemas of the reports that `tlite --json`
 //! prints.
 //!
 //! # Stability
@@ -105,6 +105,8 @@ mod internal {
     pub mod shape;
     pub mod tensor;
     pub mod validate;
+    #[cfg(feature = "vision")]
+    pub mod vision;
 }
 #[cfg(test)]
 mod testing;
@@ -164,6 +166,8 @@ pub mod results {
 /// The internals, for the other crates of this workspace and for tests: without any promise.
 #[doc(hidden)]
 pub mod unstable {
+    #[cfg(feature = "vision")]
+    pub use crate::internal::vision;
     pub use crate::internal::{
         backend, cache, cancel, capi, devices, error, executor, files, fmt, graph, kernels, limits, llm,
         lower, mapped, note, num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor,

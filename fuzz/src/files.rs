@@ -111,7 +111,7 @@ pub fn pb(data: &[u8]) {
     let _ = onnx::read_tensor(&put("in.pb", data));
 }
 
-/// Reads a PNG or JPEG picture for inputs of fixed and of open sizes.
+/// Reads a picture for inputs of fixed and of open sizes.
 pub fn picture(data: &[u8]) {
     let path = put("in.png", data);
     read(&path, [1, 3, 16, 16].map(Dim::from).into());

@@ -77,6 +77,8 @@ pub struct CalibrationSet<'a> {
     pub names: Vec<String>,
     /// Reads an item: a tensor for each input of the model.
     pub read: &'a dyn Fn(usize) -> Result<Item>,
+    /// Keys and values for the metadata of the quantized model, such as how items were prepared.
+    pub metadata: Vec<(String, String)>,
 }
 
 impl CalibrationSet<'_> {

@@ -8,7 +8,7 @@ mod common;
 use clap::Parser;
 use common::{AnyError, Common, softmax};
 use std::path::PathBuf;
-use tlite::files::picture::{Fit, IMAGENET, PictureOptions, planes, scale};
+use transformer_lite::unstable::vision::picture::{Fit, IMAGENET, PictureOptions, planes, scale};
 use transformer_lite::{DType, HostTensor};
 
 /// Prints the most likely of 1000 classes

@@ -9,7 +9,7 @@ mod common;
 use clap::Parser;
 use common::{AnyError, Common, draw, save};
 use std::path::PathBuf;
-use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::unstable::vision::picture::{Fit, PictureOptions, planes, scale};
 use transformer_lite::{DType, HostTensor};
 
 /// Finds objects of 80 classes and draws a box around each

@@ -13,7 +13,7 @@ use common::{AnyError, Common, Model, draw, save};
 use image::{Rgb, RgbImage, imageops};
 use regions::Rect;
 use std::path::PathBuf;
-use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::unstable::vision::picture::{Fit, PictureOptions, planes, scale};
 use transformer_lite::{DType, HostTensor};
 
 /// Reads the lines of text in an image

@@ -10,7 +10,7 @@ use clap::Parser;
 use common::{AnyError, Common, softmax};
 use instant_clip_tokenizer::{Token, Tokenizer};
 use std::path::PathBuf;
-use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::unstable::vision::picture::{Fit, PictureOptions, planes, scale};
 use transformer_lite::{DType, HostTensor};
 
 /// Mean and standard deviation of CLIP's training images.

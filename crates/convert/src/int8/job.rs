@@ -154,7 +154,9 @@ impl<'a> Job<'a> {
             products: &self.products,
             ranges: &ranges,
             limits: &[],
-            metadata: vec![(KEY.to_owned(), text)],
+            metadata: std::iter::once((KEY.to_owned(), text))
+                .chain(set.metadata.clone())
+                .collect(),
         };
         quantized(model, path, &parts)
     }

@@ -112,10 +112,11 @@ fn run_with(model: &Path, output: &Path, options: &Options, count: usize, read: 
     let set = CalibrationSet {
         names: (0..count).map(|i| format!("item {i}")).collect(),
         read,
+        metadata: vec![("prepared".to_owned(), "as told".to_owned())],
     };
     quantize(
         model,
-        Output::create(output)?,
+        Output::create(output, false)?,
         options,
         &set,
         &Open {

@@ -7,10 +7,10 @@ use clap::{Args, ValueEnum};
 use image::RgbImage;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tlite::files::picture;
 use transformer_lite::unstable::backend::{self, Backend, BackendKind};
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
+use transformer_lite::unstable::vision::picture;
 use transformer_lite::{Cancel, DType, HostTensor};
 
 /// Any error returned by an example's `main`.

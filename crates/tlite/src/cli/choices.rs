@@ -1,7 +1,6 @@
 //! Options whose values are types of the library: their names on the command line, and a line of
 //! help for each.
 
-use crate::files::picture::Fit;
 use clap::builder::{PossibleValue, PossibleValuesParser, StyledStr, TypedValueParser};
 use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
@@ -10,6 +9,7 @@ use transformer_lite::unstable::cache::Kind;
 use transformer_lite::unstable::llm::{Activations, KvType, WhiteSpace};
 use transformer_lite::unstable::placement::BackendChoice;
 use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::vision::picture::Fit;
 
 /// A parser of these values.
 fn values<T: Copy + Send + Sync + 'static>(

@@ -307,6 +307,7 @@ fn schemas() -> Vec<(&'static str, Schema)> {
     vec![
         ("generate", schemars::schema_for!(generate::Report<'static>)),
         ("run", schemars::schema_for!(run::Report)),
+        ("run PICTURE...", schemars::schema_for!(run::Line)),
         ("convert", schemars::schema_for!(convert::Report<'static>)),
         ("quantize", schemars::schema_for!(Summary)),
         (

@@ -1,25 +1,26 @@
 //! `tlite run`.
 
 mod inputs;
-mod labels;
 mod picture;
 mod report;
+mod several;
 
 use super::choices;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{
-    ADVANCED, DeviceOptions, IntegerOption, PassOptions, Verbosity, from_one, from_zero, note_unused,
+    ADVANCED, DeviceOptions, IntegerOption, PassOptions, Verbosity, first_given, from_one, from_zero,
+    note_unused, read_text,
 };
 use super::output::{self, note, print_report};
-use crate::files::{self, npy};
+use crate::files::npy;
 use crate::inspect::model_file;
 pub use inputs::made_up_inputs;
 use inputs::{InputFile, explained, inputs};
-use labels::Labels;
 pub use picture::PictureArgs;
 pub use report::Report;
 use report::{Compared, OnHost, Value, shares, text};
+pub use several::Line;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -27,26 +28,35 @@ use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::kind::check_file;
+use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::{count_text, is_control};
 use transformer_lite::unstable::graph::onnx;
+use transformer_lite::unstable::graph::onnx::describe::Description;
 use transformer_lite::unstable::placement::BackendChoice;
 use transformer_lite::unstable::runner::{Checks, Named, Runner, RunnerOptions, compare};
+use transformer_lite::unstable::shape::Dim;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::unstable::vision::answer::Reading;
+use transformer_lite::unstable::vision::labels::Labels;
+use transformer_lite::unstable::vision::mask;
+use transformer_lite::unstable::vision::picture::{METADATA, PictureOptions, is_picture};
+use transformer_lite::unstable::vision::scores::Scores;
 
 /// Run any model on tensors or pictures
 ///
 /// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
-/// with references. This command treats a decoder's KV cache as ordinary inputs and outputs; use
+/// with references. For several pictures, there is one table, or one JSON object per line for each
+/// picture; a picture that cannot be read is named, and the others are answered. This command treats a decoder's KV cache as ordinary inputs and outputs; use
 /// `tlite generate` to generate text.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite run [OPTIONS] MODEL [FILE]...", after_help = EXAMPLES)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file
     model: PathBuf,
-    /// Input file; the same as --input FILE
+    /// Input file; the same as --input FILE. Also several pictures, or a folder of pictures
     #[arg(value_name = "FILE", value_parser = InputFile::parse)]
     files: Vec<InputFile>,
-    /// Input file: .npy, .pb, .png or .jpg
+    /// Input file: .npy, .pb, or a picture (.png, .jpg, .webp, .bmp)
     ///
     /// NAME may be omitted if the model has one input. Pictures are converted to the input's size
     /// and layout; see the picture options.
@@ -55,9 +65,27 @@ pub struct Args {
     /// Print class names next to the largest scores
     ///
     /// FILE is a JSON array, a JSON object whose keys are class numbers, a `config.json` with such
-    /// an object under `id2label`, or a text file with one name per line.
+    /// an object under `id2label`, or a text file with one name per line. Without this option, the
+    /// names in the model's metadata are used, if there are any.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
+    /// Print probabilities: the softmax of class scores
+    ///
+    /// Default with --labels if the last node of the model computes logits.
+    #[arg(long)]
+    softmax: bool,
+    /// Number of classes to list [default: 5; for each of several pictures 1]
+    #[arg(long, value_name = "N", value_parser = from_one)]
+    top_k: Option<NonZeroUsize>,
+    /// List the objects that a detector finds in pictures (YOLO and SSD)
+    ///
+    /// Of boxes of one class that overlap by more than 45 % of their union, the most likely one is
+    /// listed. `tlite run` names the outputs of a detector of another form.
+    #[arg(long)]
+    boxes: bool,
+    /// Lowest score of an object [default: 0.25]
+    #[arg(long, value_name = "F", value_parser = probability, requires = "boxes", hide_short_help = true)]
+    min_score: Option<f32>,
     /// Fill inputs without a file with random numbers
     ///
     /// Floats are between -1 and 1; integers are 0 or 1.
@@ -76,9 +104,18 @@ pub struct Args {
     /// Set the symbolic sizes of random inputs, for example batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...", requires = "random")]
     bind: Vec<String>,
-    /// Write each output as DIR/NAME.npy
+    /// Write each output as DIR/NAME.npy; of several pictures, as DIR/PICTURE/NAME.npy
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
+    /// Also write each output that is a mask as a grey picture, NAME.png
+    ///
+    /// 0 is black and 1 is white; logits are mapped by a sigmoid. Of several channels, each pixel
+    /// gets the number of the largest one.
+    #[arg(long, requires = "output_dir", hide_short_help = true)]
+    mask: bool,
+    /// Replace files that exist in --output-dir
+    #[arg(long, requires = "output_dir", hide_short_help = true)]
+    force: bool,
     /// Compare outputs with the files in DIR
     ///
     /// DIR holds NAME.npy for each output, or `output_0.pb` and so on, in order. The exit code
@@ -105,7 +142,7 @@ pub struct Args {
     /// Time each step and list the slowest kernels
     #[arg(long)]
     profile: bool,
-    /// Print one JSON object
+    /// Print one JSON object, or one line for each of several pictures
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -123,6 +160,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   tlite run mobilenetv2 cat.png --image-mean imagenet --labels names.json
+  tlite run yolo11n photos --boxes --image-size 640 --image-fit pad
   tlite run minilm --random --bind batch_size=1,sequence_length=32 -o out
   tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
 
@@ -132,12 +170,22 @@ impl Args {
         self.files.iter().chain(&self.input)
     }
 
+    /// Whether the inputs are pictures for the only input, each with an answer of its own.
+    fn is_set(&self) -> bool {
+        let files = || self.inputs().map(|i| &i.file);
+        self.inputs().all(|i| i.name.is_none())
+            && (self.boxes
+                || files().any(|f| f.is_dir())
+                || files().count() > 1 && files().all(|f| is_picture(f)))
+    }
+
     /// A usage error, before anything is loaded, for an option without effect and for a file that
     /// does not exist.
     fn check(&self) -> Result<()> {
         for InputFile { name, file } in self.inputs() {
             let option = match name {
                 Some(name) => format!("--input {name}"),
+                None if file.is_dir() => continue,
                 None => "--input".to_owned(),
             };
             check_file(&option, file)?;
@@ -148,15 +196,46 @@ impl Args {
                 format!("there is no folder {}", dir.display()),
             ));
         }
-        let pictures = self.inputs().any(|i| files::is_picture(&i.file));
-        if let Some(option) = self.picture.given().filter(|_| !pictures) {
-            return Err(Error::usage(option, "no input is a picture (.png or .jpg)"));
+        let one = [
+            ("--compare", self.compare.is_some()),
+            ("--profile", self.profile),
+            ("--random", self.random),
+            ("--repeat", self.repeat.get() > 1),
+        ];
+        if let Some(option) = first_given(&one).filter(|_| self.is_set()) {
+            let what = "has no effect on several pictures or with --boxes; give one picture";
+            return Err(Error::usage(option, what));
+        }
+        let mut files = self.inputs().map(|i| &i.file);
+        if self.boxes && (!self.is_set() || !files.all(|f| is_picture(f) || f.is_dir())) {
+            let what = "needs pictures as the inputs, without NAME=";
+            return Err(Error::usage("--boxes", what));
+        }
+        if let Some(option) = self.picture.given().filter(|_| !self.has_pictures()) {
+            return Err(Error::usage(
+                option,
+                "no input is a picture (.png, .jpg, .webp or .bmp)",
+            ));
         }
         if self.profile && self.on.backend == BackendChoice::Reference {
             let what = "needs a device; the reference interpreter has no kernels to time";
             return Err(Error::usage("--profile", what));
         }
         Ok(())
+    }
+
+    fn has_pictures(&self) -> bool {
+        self.inputs().any(|i| is_picture(&i.file) || i.file.is_dir())
+    }
+}
+
+/// Default of `--min-score`.
+const MIN_SCORE: f32 = 0.25;
+
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(v) if (0.0..=1.0).contains(&v) => Ok(v),
+        _ => Err("must be a number from 0 to 1".to_owned()),
     }
 }
 
@@ -213,42 +292,121 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
     Ok(all)
 }
 
-/// Names the classes of all scores, with a note if there are none or their number differs.
-fn name_classes(labels: &Labels, outputs: &mut [Value]) {
-    let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
-    if scores.peek().is_none() {
-        let what = "--labels has no effect: no output is a row of class scores";
-        note(what);
-    }
-    for value in scores {
-        value.label(labels);
-        let (names, classes) = (labels.classes(), value.columns());
-        if names != classes {
-            let what = format!(
-                "--labels: {} for {classes} class{}; names may be assigned to the wrong classes",
-                count_text(names, "name"),
-                if classes == 1 { "" } else { "es" }
-            );
-            note(&what);
-        }
+/// A note if the number of names is not that of the classes.
+fn check_labels(names: usize, classes: usize) {
+    if names != classes {
+        note(&format!(
+            "--labels: {} for {}; names may be assigned to the wrong classes",
+            count_text(names, "name"),
+            match classes {
+                1 => "1 class".to_owned(),
+                n => format!("{n} classes"),
+            }
+        ));
     }
 }
 
+/// Notes on options for scores if no output has any, and on names if their number differs.
+fn check_scores(args: &Args, reading: &Reading, outputs: &[Value]) {
+    let mut scores = outputs.iter().filter(|v| v.has_scores()).peekable();
+    let options = [
+        ("--labels", args.labels.is_some()),
+        ("--softmax", args.softmax),
+        ("--top-k", args.top_k.is_some()),
+    ];
+    if let Some(option) = first_given(&options).filter(|_| scores.peek().is_none()) {
+        note(&format!(
+            "{option} has no effect: no output is a row of class scores"
+        ));
+    }
+    if let Some(labels) = &reading.labels {
+        scores.for_each(|value| check_labels(labels.classes(), value.columns()));
+    }
+}
+
+/// How the outputs of a model are read, whose metadata are in `about`.
+fn reading(args: &Args, about: &Description, scores: &[(String, Scores)]) -> Result<Reading> {
+    let given = match &args.labels {
+        None => None,
+        Some(path) => {
+            let expected =
+                "expected a JSON array of names, a JSON object of numbers and names, or one name per line";
+            let named = Labels::parse(&read_text("--labels", path)?);
+            let bad = || Error::usage("--labels", format!("{}: {expected}", path.display()));
+            Some(named.ok_or_else(bad)?)
+        }
+    };
+    let of = |kind| {
+        scores
+            .iter()
+            .filter(move |(_, s)| *s == kind)
+            .map(|(name, _)| name)
+    };
+    if let Some(name) = of(Scores::Probabilities).next().filter(|_| args.softmax) {
+        let what = format!("output \"{name}\" holds probabilities already");
+        return Err(Error::usage("--softmax", what));
+    }
+    let softmax: Vec<String> = match (args.softmax, &given) {
+        (true, _) => scores.iter().map(|(name, _)| name.clone()).collect(),
+        (false, Some(_)) => of(Scores::Logits).cloned().collect(),
+        (false, None) => Vec::new(),
+    };
+    let own = about.get("names").and_then(Labels::of_metadata);
+    let usual = if args.is_set() { 1 } else { 5 };
+    Ok(Reading {
+        classes: own.as_ref().map(Labels::classes),
+        labels: given.or(own),
+        top: args.top_k.map_or(usual, NonZeroUsize::get),
+        softmax,
+    })
+}
+
+/// How pictures are prepared: by the options, else as the model's metadata say.
+fn picture_options(args: &Args, about: &Description) -> Result<PictureOptions> {
+    let stored = about.get(METADATA).map(PictureOptions::of_entry).transpose()?;
+    if let Some(stored) = &stored {
+        let given = args.picture.over(stored);
+        let origin = if given == *stored {
+            ""
+        } else {
+            ", changed by options"
+        };
+        note(&format!(
+            "pictures are prepared as for calibration{origin}: {given}"
+        ));
+    }
+    Ok(args.picture.over(&stored.unwrap_or_default()))
+}
+
 /// Prints a note on options for pictures if the model looks like a classifier that needs them.
-fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], outputs: &[Named]) {
-    let picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(files::is_picture);
-    let Some(((name, _), _)) = given.iter().find(|(_, file)| picture(file)) else {
+fn suggest(args: &Args, runner: &Runner) {
+    let is_picture = |i: &InputFile| is_picture(&i.file) || i.file.is_dir();
+    let Some(given) = args.inputs().find(|i| is_picture(i)) else {
         return;
     };
-    let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
-    let shapes: Vec<Vec<usize>> = outputs.iter().map(|(_, t)| t.shape().to_vec()).collect();
+    let named = |name: &str| given.name.as_ref().is_none_or(|given| given == name);
+    let fact = runner
+        .inputs()
+        .find(|(name, _)| named(name))
+        .map(|(_, fact)| fact);
+    // A symbolic size, such as that of a batch, is 1 for a single picture.
+    let size = |d: &Dim| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    let shapes = runner
+        .outputs()
+        .map(|(_, f)| f.shape.0.iter().map(size).collect());
+    let shapes: Vec<Vec<usize>> = shapes.collect();
     if let Some(what) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
         note(&what);
     }
 }
 
-/// Loads the model on the chosen device, with activations in `float`.
-fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Result<Runner> {
+/// Loads the model on the chosen device, with activations in `float`. Also what its outputs are.
+fn loaded(
+    args: &Args,
+    file: &Path,
+    float: Option<DType>,
+    checks: Checks,
+) -> Result<(Runner, Vec<(String, Scores)>)> {
     let backend = load::open(&args.on)?;
     let integer = args.integer.arithmetic();
     let pipeline = args.passes.apply(Runner::pipeline(backend.is_some(), integer))?;
@@ -265,14 +423,17 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         integer,
         seed: args.seed,
     };
+    let mut scores = Vec::new();
     let import = || {
         let graph = options.import(file)?;
         args.integer.note_unused(&graph);
+        let outputs = graph.outputs().iter();
+        scores.extend(outputs.map(|v| (graph.value(*v).name.clone(), Scores::of(&graph, *v))));
         Ok(graph)
     };
     let runner = Runner::after(&pipeline, import, backend, &options);
     progress.finish_and_clear();
-    runner
+    Ok((runner?, scores))
 }
 
 /// The first run, which checks new kernels.
@@ -313,19 +474,53 @@ fn repeated(
     Ok((runs_ms, stop.is_cancelled()))
 }
 
-/// Writes the outputs if asked, and summarizes them.
-fn summarized(args: &Args, labels: Option<&Labels>, outputs: &[Named]) -> Result<Vec<Value>> {
-    let mut all = Vec::new();
-    for (name, tensor) in outputs {
-        let file = args.output_dir.as_ref().map(|dir| dir.join(file_name(name)));
-        if let Some(file) = &file {
-            npy::write(file, tensor)?;
+/// Writes the outputs to the folder `dir`, and masks if asked. Returns the files of tensors.
+fn write_outputs(args: &Args, dir: &Path, outputs: &[Named]) -> Result<Vec<PathBuf>> {
+    let files: Vec<PathBuf> = outputs
+        .iter()
+        .map(|(name, _)| dir.join(file_name(name)))
+        .collect();
+    let mut masks = Vec::new();
+    if args.mask {
+        let made: Vec<_> = outputs
+            .iter()
+            .map(|(name, tensor)| mask::png(name, tensor))
+            .collect();
+        if let (false, Some(Err(e))) = (made.iter().any(Result::is_ok), made.first()) {
+            return Err(Error::usage("--mask", e.to_string()));
         }
-        all.push(Value::output(name, tensor, file));
+        let named = files.iter().map(|f| f.with_extension("png"));
+        masks.extend(
+            named
+                .zip(made)
+                .filter_map(|(file, made)| Some((file, made.ok()?))),
+        );
     }
-    if let Some(labels) = labels {
-        name_classes(labels, &mut all);
+    let all = || files.iter().chain(masks.iter().map(|(file, _)| file));
+    if let Some(file) = all().find(|f| !args.force && f.exists()) {
+        let what = format!("{} exists; --force replaces it", file.display());
+        return Err(Error::usage("--output-dir", what));
     }
+    std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
+    for (file, (_, tensor)) in files.iter().zip(outputs) {
+        npy::write(file, tensor)?;
+    }
+    for (file, bytes) in &masks {
+        write_whole(file, |out| out.write_all(bytes))?;
+    }
+    Ok(files)
+}
+
+/// Writes the outputs if asked, and summarizes them.
+fn summarized(args: &Args, reading: &Reading, outputs: &[Named]) -> Result<Vec<Value>> {
+    let files = args.output_dir.as_ref();
+    let files = files.map(|dir| write_outputs(args, dir, outputs)).transpose()?;
+    let value = |(i, (name, tensor)): (usize, &Named)| {
+        let file = files.as_ref().and_then(|f| f.get(i).cloned());
+        Value::output(name, tensor, file, reading)
+    };
+    let all: Vec<Value> = outputs.iter().enumerate().map(value).collect();
+    check_scores(args, reading, &all);
     Ok(all)
 }
 
@@ -356,19 +551,27 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let file = model_file(&args.model)?;
     let float = args.on.storage_type(args.float)?;
     args.check()?;
-    let labels = args.labels.as_deref().map(Labels::read).transpose()?;
+    let about = match args.has_pictures() || args.labels.is_some() {
+        true => Description::read(&file)?,
+        false => Description::default(),
+    };
+    let options = picture_options(args, &about)?;
     let start = Instant::now();
     let store = args.on.cache.store();
-    let mut runner = loaded(args, &file, float, Checks::On(store.clone()))?;
+    let (mut runner, scores) = loaded(args, &file, float, Checks::On(store.clone()))?;
     let load_ms = milliseconds(start);
-    let given = inputs(args, &runner)?;
+    let reading = reading(args, &about, &scores)?;
+    if about.get(METADATA).is_none() {
+        suggest(args, &runner);
+    }
+    if args.is_set() {
+        return several::run(args, &mut runner, (&options, &reading), interrupt);
+    }
+    let given = inputs(args, &options, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
     runner
         .check(&tensors)
         .map_err(|e| Error::usage("--input", format!("{e}; give files with --input, or --random")))?;
-    if let Some(dir) = &args.output_dir {
-        std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
-    }
     let start = Instant::now();
     let first = first_run(&mut runner, &tensors);
     let first_ms = milliseconds(start);
@@ -380,8 +583,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         Vec::new()
     };
-    let summaries = summarized(args, labels.as_ref(), &outputs)?;
-    suggest(args, &runner, &given, &outputs);
+    let summaries = summarized(args, &reading, &outputs)?;
     // The interpreter keeps activations in f32.
     let half = float == Some(DType::F16) && runner.caps().is_some();
     let tolerance = args.tolerance.unwrap_or(if half { 2e-2 } else { 1e-3 });

@@ -1,13 +1,12 @@
 //! NumPy's `.npy` format, versions 1 to 3, for the element types of [`DType`].
 
-use super::room;
 use half::f16;
 use npyz::{NpyFile, Order, Serialize, WriterBuilder};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::read::open_file;
-use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::files::{room, write_whole};
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 /// Bytes of a header with its length. Those of tensors have about a hundred.

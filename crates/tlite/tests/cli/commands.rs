@@ -10,6 +10,7 @@ mod perplexity;
 mod quantize;
 mod robustness;
 mod run;
+mod vision;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -30,6 +30,7 @@ const ORDER: &[&str] = &[
     "validate",
     "placement",
     "runner",
+    "vision",
     "llm",
     "probe",
     "capi",

@@ -7,7 +7,7 @@ use super::{Args, shape_text};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, first_given, from_one, from_zero};
-use crate::cli::output::{bar, count, grouped, note, print_report, table, titled, warning};
+use crate::cli::output::{bar, count, grouped, print_report, table, titled, warning};
 use crate::inspect::model_file;
 use clap::ValueEnum;
 use items::Items;
@@ -74,6 +74,9 @@ pub struct Int8Args {
     /// Compare the result with the float model on N items; 0 to skip [default: 32]
     #[arg(long, value_name = "N", value_parser = from_zero::<usize>, hide_short_help = true, help_heading = ADVANCED)]
     compare_items: Option<usize>,
+    /// Replace the output file if it exists
+    #[arg(long, hide_short_help = true)]
+    force: bool,
 }
 
 fn percentage(text: &str) -> Result<f64, String> {
@@ -97,6 +100,7 @@ impl Int8Args {
             ("--keep-float", !self.keep_float.is_empty()),
             ("--calibration-items", self.calibration_items.is_some()),
             ("--compare-items", self.compare_items.is_some()),
+            ("--force", self.force),
         ])
     }
 
@@ -161,20 +165,19 @@ fn matches(pattern: &str, name: &str) -> bool {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut options = args.int8.options()?;
     let file = model_file(&args.model)?;
-    let output = Output::create(&args.output)?;
+    let output = Output::create(&args.output, args.int8.force)?;
     let _unfinished = interrupt.scratch(output.temporary());
     let mut graph = onnx::import(&file)?;
     derive::derive(&mut graph)?;
     options.keep_float = named(&graph, &args.int8.keep_float)?;
     let at_most = args.int8.calibration_items.map_or(128, NonZeroUsize::get);
     let items = Items::find(&graph, args, at_most)?;
-    for what in items.suggestions(&graph)? {
-        note(&what);
-    }
+    let suggestions = items.suggestions(&graph)?;
     let read = |i: usize| items.read(i);
     let set = CalibrationSet {
         names: items.names(),
         read: &read,
+        metadata: items.preparation()?,
     };
     let line = bar(set.names.len());
     let tell = |step: Step, done: usize, all: usize| {
@@ -200,6 +203,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     for what in summary.outputs.iter().filter_map(poor) {
         warning(&format!("{what}; {ADVICE}"));
     }
+    suggestions.iter().for_each(|what| warning(what));
     if let Some(file) = &args.report {
         let page = page::page(args, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;

@@ -11,6 +11,7 @@ use transformer_lite::unstable::quota;
 use transformer_lite::unstable::runner::{Named, Runner, shape_at};
 use transformer_lite::unstable::shape::{Bindings, Fact, Shape, Symbol};
 use transformer_lite::unstable::tensor::{self, HostTensor, TensorError};
+use transformer_lite::unstable::vision::picture::{PictureOptions, is_picture};
 
 /// The option that gives sizes.
 const BIND: &str = "--bind";
@@ -43,8 +44,11 @@ impl InputFile {
 }
 
 /// Inputs from files, then random ones.
-pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf>)>> {
-    let options = args.picture.options();
+pub fn inputs(
+    args: &Args,
+    options: &PictureOptions,
+    runner: &Runner,
+) -> Result<Vec<(Named, Option<PathBuf>)>> {
     let mut out: Vec<(Named, Option<PathBuf>)> = Vec::new();
     let unranked = runner.unranked();
     let unranked: Vec<(&str, Fact)> = unranked
@@ -80,7 +84,7 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
             );
             Error::usage("--input", what)
         })?;
-        let tensor = files::read(file, fact, &options)?;
+        let tensor = files::read(file, fact, options)?;
         out.push(((name.to_owned(), tensor), Some(file.clone())));
     }
     if !args.random {
@@ -224,7 +228,7 @@ pub fn explained(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)
         Err(e) => e.to_string(),
     };
     let fact = |name: &str| runner.inputs().find(|(n, _)| *n == name).map(|(_, f)| f);
-    let is_picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(files::is_picture);
+    let is_picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(is_picture);
     let pictures = given.iter().filter(|(_, file)| is_picture(file));
     let pictures: Vec<&Fact> = pictures.filter_map(|((name, _), _)| fact(name)).collect();
     let sized = args.picture.image_size.is_some();

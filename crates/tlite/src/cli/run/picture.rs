@@ -2,10 +2,10 @@
 
 use crate::cli::choices;
 use crate::cli::options::{first_given, whole};
-use crate::files::picture::{Fit, IMAGENET, PictureOptions};
 use std::collections::BTreeSet;
 use transformer_lite::unstable::runner::Runner;
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Symbol};
+use transformer_lite::unstable::vision::picture::{Fit, IMAGENET, PictureOptions};
 
 /// Options that make tensors of pictures.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -14,7 +14,7 @@ pub struct PictureArgs {
     /// Scale pictures to this size [default: that of the input]
     ///
     /// If the input has no fixed size, each picture keeps its own size.
-    #[arg(long, value_name = "WxH", value_parser = size)]
+    #[arg(long, value_name = "N|WxH", value_parser = size)]
     pub image_size: Option<(u32, u32)>,
     /// Round the picture's size up to a multiple of N
     #[arg(long, value_name = "N", value_parser = multiple, conflicts_with = "image_size", hide_short_help = true)]
@@ -48,27 +48,31 @@ impl PictureArgs {
         ])
     }
 
-    /// What they ask for.
-    pub fn options(&self) -> PictureOptions {
-        let imagenet = self.image_mean == Some(IMAGENET[0]);
-        let usual = if imagenet { IMAGENET[1] } else { [1.0; 3] };
+    /// What they ask for; `usual` where an option is not given.
+    pub fn over(&self, usual: &PictureOptions) -> PictureOptions {
+        let deviation = match self.image_mean {
+            Some(mean) if mean == IMAGENET[0] => IMAGENET[1],
+            Some(_) => [1.0; 3],
+            None => usual.deviation,
+        };
         PictureOptions {
-            size: self.image_size,
-            multiple: self.image_multiple.unwrap_or(1),
-            fit: self.image_fit.unwrap_or_default(),
-            mean: self.image_mean.unwrap_or_default(),
-            deviation: self.image_std.unwrap_or(usual),
-            bgr: self.image_bgr,
+            size: self
+                .image_size
+                .or(usual.size.filter(|_| self.image_multiple.is_none())),
+            multiple: self.image_multiple.unwrap_or(usual.multiple),
+            fit: self.image_fit.unwrap_or(usual.fit),
+            mean: self.image_mean.unwrap_or(usual.mean),
+            deviation: self.image_std.unwrap_or(deviation),
+            bgr: self.image_bgr || usual.bgr,
         }
     }
 }
 
 fn size(text: &str) -> Result<(u32, u32), String> {
-    let pair = text
-        .split_once('x')
-        .and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
+    let (w, h) = text.split_once('x').unwrap_or((text, text));
+    let pair = w.parse().ok().zip(h.parse().ok());
     pair.filter(|(w, h)| *w > 0 && *h > 0)
-        .ok_or_else(|| "expected WIDTHxHEIGHT, as in 640x480".to_owned())
+        .ok_or_else(|| "expected N or WIDTHxHEIGHT, as in 224 or 640x480".to_owned())
 }
 
 fn multiple(text: &str) -> Result<u32, String> {
@@ -193,7 +197,8 @@ mod tests {
     #[test]
     fn values_of_the_options() {
         assert_eq!(size("640x480"), Ok((640, 480)));
-        for bad in ["640", "0x4", "4x0", "x", "-1x2"] {
+        assert_eq!(size("224"), Ok((224, 224)));
+        for bad in ["0", "0x4", "4x0", "x", "-1x2"] {
             assert!(size(bad).is_err(), "{bad}");
         }
         assert_eq!(triple("0.5"), Ok([0.5; 3]));
@@ -241,8 +246,17 @@ mod tests {
             ..PictureArgs::default()
         };
         assert_eq!(args.given(), Some("--image-mean"));
-        assert_eq!(args.options().deviation, IMAGENET[1]);
+        let plain = PictureOptions::default();
+        assert_eq!(args.over(&plain).deviation, IMAGENET[1]);
+        assert_eq!(PictureArgs::default().over(&plain), plain);
+        // What the model's metadata says holds unless an option says otherwise.
+        let of_model = args.over(&plain);
+        assert_eq!(PictureArgs::default().over(&of_model), of_model);
+        let grey = PictureArgs {
+            image_mean: Some([0.5; 3]),
+            ..PictureArgs::default()
+        };
+        assert_eq!(grey.over(&of_model).deviation, [1.0; 3]);
         assert_eq!(PictureArgs::default().given(), None);
-        assert_eq!(PictureArgs::default().options(), PictureOptions::default());
     }
 }

@@ -1,6 +1,5 @@
 //! What a run gave, for people and as JSON.
 
-use super::labels::Labels;
 use crate::cli::output::{grouped, shortened, table, titled};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -11,6 +10,8 @@ use transformer_lite::unstable::graph::pass::PassReport;
 use transformer_lite::unstable::plan::{HostStep, Segment};
 use transformer_lite::unstable::runner::Difference;
 use transformer_lite::unstable::tensor::HostTensor;
+use transformer_lite::unstable::vision::answer::Reading;
+use transformer_lite::unstable::vision::scores::Top;
 
 /// What a run gave.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
@@ -120,7 +121,7 @@ pub struct Value {
     infinite: usize,
     /// Largest elements; only of a row that may be scores of classes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    top: Vec<Top>,
+    pub top: Vec<Top>,
     /// File that an input was read from, or an output written to.
     file: Option<PathBuf>,
 }
@@ -179,54 +180,23 @@ pub enum Number {
     Float(f64),
 }
 
-/// One of the largest elements.
-#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
-pub struct Top {
-    /// Index of the element.
-    index: usize,
-    /// The element.
-    value: f64,
-    /// Name of the class, from `--labels`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    label: Option<String>,
-}
-
-/// Numbers of elements of one row among which the largest are listed, as of a classifier's scores.
-const SCORES: std::ops::RangeInclusive<usize> = 10..=100_000;
-const SHOWN: usize = 5;
-
-/// The largest of `scores`, of which there must be a likely number of classes in one row of
-/// `shape`.
-fn largest(shape: &[usize], scores: &[f64]) -> Vec<Top> {
-    let (1, Some(n)) = (shape.iter().rev().skip(1).product::<usize>(), shape.last()) else {
-        return Vec::new();
-    };
-    if shape.len() > 2 || !SCORES.contains(n) {
-        return Vec::new();
-    }
-    let numbers = scores.iter().enumerate().filter(|(_, v)| !v.is_nan());
-    let mut all: Vec<Top> = numbers
-        .map(|(index, v)| Top {
-            index,
-            value: *v,
-            label: None,
-        })
-        .collect();
-    all.sort_by(|a, b| b.value.total_cmp(&a.value));
-    all.truncate(SHOWN);
-    all
-}
-
 impl Value {
-    pub fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
-        Self::summed(name, t, file).0
+    /// An output, with its largest elements where it may be scores of classes.
+    pub fn output(name: &str, t: &HostTensor, file: Option<PathBuf>, reading: &Reading) -> Self {
+        Self {
+            top: reading.top(name, t),
+            ..Self::of(name, t, file)
+        }
     }
 
-    /// An output, with its largest elements where it may be scores of classes.
-    pub fn output(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
-        let (mut value, floats) = Self::summed(name, t, file);
-        value.top = largest(t.shape(), &floats);
-        value
+    /// Its name with type and shape.
+    pub fn title(&self) -> String {
+        format!("{} {}{:?}", self.name, self.dtype, self.shape)
+    }
+
+    /// The smallest and the largest element.
+    pub fn range(&self) -> String {
+        format!("{}..{}", number(self.min), number(self.max))
     }
 
     /// True for what may be scores of classes.
@@ -234,20 +204,13 @@ impl Value {
         !self.top.is_empty()
     }
 
-    /// Names the classes of the largest elements.
-    pub fn label(&mut self, labels: &Labels) {
-        for top in &mut self.top {
-            top.label = labels.get(top.index).map(str::to_owned);
-        }
-    }
-
     /// Number of elements of a row.
     pub fn columns(&self) -> usize {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// The summary and the elements, if they are floats.
-    fn summed(name: &str, t: &HostTensor, file: Option<PathBuf>) -> (Self, Vec<f64>) {
+    /// An input or output.
+    pub fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
         let mut value = Self {
             name: name.to_owned(),
             dtype: t.dtype().to_string(),
@@ -264,7 +227,7 @@ impl Value {
             #[expect(clippy::cast_precision_loss, reason = "for people")]
             let sum = all.iter().map(|v| *v as f64).sum();
             value.mean = mean(sum, all.len());
-            return (value, Vec::new());
+            return value;
         }
         let all = t.to_f64().map(std::borrow::Cow::into_owned).unwrap_or_default();
         let finite = || all.iter().copied().filter(|v| v.is_finite());
@@ -273,7 +236,7 @@ impl Value {
         value.min = finite().reduce(f64::min).map(Number::Float);
         value.max = finite().reduce(f64::max).map(Number::Float);
         value.mean = mean(finite().sum(), finite().count());
-        (value, all)
+        value
     }
 
     /// The mean, and how many elements have no part in it.
@@ -300,12 +263,20 @@ fn number(v: Option<Number>) -> String {
     }
 }
 
+/// The probability of a class, or else its score.
+pub fn score(top: &Top) -> String {
+    match top.probability {
+        Some(p) => format!("{:.2} %", 100.0 * p),
+        None => format!("{:.5}", top.value),
+    }
+}
+
 fn values(all: &[Value], nowhere: &str) -> String {
     let rows = all.iter().map(|v| {
         vec![
             format!("  {}", v.name),
             format!("{}{:?}", v.dtype, v.shape),
-            format!("{}..{}", number(v.min), number(v.max)),
+            v.range(),
             v.rest(),
             v.file
                 .as_ref()
@@ -315,7 +286,7 @@ fn values(all: &[Value], nowhere: &str) -> String {
     let mut out = table(&rows.collect::<Vec<_>>(), 5);
     for v in all.iter().filter(|v| !v.top.is_empty()) {
         if v.top.iter().all(|t| t.label.is_none()) {
-            let top = v.top.iter().map(|t| format!("{} ({:.5})", t.index, t.value));
+            let top = v.top.iter().map(|t| format!("{} ({})", t.index, score(t)));
             let top: Vec<String> = top.collect();
             let _ok = writeln!(out, "  largest of {}: {}", v.name, top.join(", "));
             continue;
@@ -323,7 +294,7 @@ fn values(all: &[Value], nowhere: &str) -> String {
         let _ok = writeln!(out, "  largest of {}", v.name);
         for t in &v.top {
             let label = t.label.as_deref().unwrap_or("(no name)");
-            let _ok = writeln!(out, "  {:>6}  {:>11.5}  {label}", t.index, t.value);
+            let _ok = writeln!(out, "  {:>6}  {:>11}  {label}", t.index, score(t));
         }
     }
     out
@@ -463,19 +434,19 @@ fn profile(report: &Report) -> String {
 mod tests {
     use super::*;
     use transformer_lite::unstable::tensor::DType;
+    use transformer_lite::unstable::vision::labels::Labels;
 
     #[test]
     fn what_is_not_finite_is_counted_and_left_out() {
         let data = [1.0, f32::NAN, f32::INFINITY, 3.0, f32::NEG_INFINITY];
-        let v = Value::output("y", &HostTensor::from_f32(&[5], &data).unwrap(), None);
+        let v = Value::of("y", &HostTensor::from_f32(&[5], &data).unwrap(), None);
         assert_eq!((v.nan, v.infinite), (1, 2));
         assert_eq!(
             (v.min, v.max),
             (Some(Number::Float(1.0)), Some(Number::Float(3.0)))
         );
         assert_eq!(v.rest(), "mean 2.00000, 1 NaN, 2 infinite");
-        assert!(v.top.is_empty());
-        let none = Value::output("y", &HostTensor::from_f32(&[1], &[f32::NAN]).unwrap(), None);
+        let none = Value::of("y", &HostTensor::from_f32(&[1], &[f32::NAN]).unwrap(), None);
         assert_eq!(
             (none.min, none.mean, none.rest().as_str()),
             (None, None, "mean -, 1 NaN")
@@ -484,12 +455,12 @@ mod tests {
 
     #[test]
     fn integers_stay_integers() {
-        let v = Value::output("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
+        let v = Value::of("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
         let line = values(&[v], "");
         assert!(line.contains("3..4") && line.contains("mean 3.50000"), "{line}");
         let most = HostTensor::from_i128s(DType::U64, &[1], &[u64::MAX.into()]).unwrap();
         assert_eq!(
-            Value::output("y", &most, None).max,
+            Value::of("y", &most, None).max,
             Some(Number::Int(u64::MAX.into()))
         );
         let v = Value::of("y", &HostTensor::from_i64(&[2], &[3, 4]).unwrap(), None);
@@ -502,28 +473,24 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_of_one_row_are_listed() {
-        let mut scores: Vec<f32> = (0..12u8).map(|i| f32::from(i % 7)).collect();
-        scores[2] = f32::NAN;
-        let of = |shape: &[usize]| {
-            let value = Value::output("y", &HostTensor::from_f32(shape, &scores).unwrap(), None);
-            value.top.iter().map(|t| t.index).collect::<Vec<_>>()
+    fn scores_have_names_and_probabilities() {
+        let scores: Vec<f32> = (0..12u8).map(|i| f32::from(i % 7)).collect();
+        let mut reading = Reading {
+            labels: Labels::parse(r#"{"6": "cat"}"#),
+            top: 2,
+            ..Reading::default()
         };
-        assert_eq!(of(&[1, 12]), [6, 5, 4, 11, 3]);
-        assert_eq!(of(&[12]), of(&[1, 12]));
-        for shape in [&[2, 6][..], &[12, 1], &[1, 1, 12]] {
-            assert!(of(shape).is_empty(), "{shape:?}");
-        }
-        let mut value = Value::output("y", &HostTensor::from_f32(&[12], &scores).unwrap(), None);
-        assert!(value.has_scores() && value.columns() == 12);
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("labels");
-        std::fs::write(&file, r#"{"6": "cat"}"#).unwrap();
-        value.label(&Labels::read(&file).unwrap());
-        let json = serde_json::to_value(&value).unwrap();
-        assert_eq!(json["top"][0]["index"], 6);
-        assert!(json["top"][1].get("label").is_none());
-        let text = values(&[value], "");
-        assert!(text.contains("  cat\n"), "{text}");
+        let tensor = HostTensor::from_f32(&[1, 12], &scores).unwrap();
+        let text = |reading: &Reading| values(&[Value::output("y", &tensor, None, reading)], "");
+        assert!(
+            text(&reading).contains("6      6.00000  cat\n"),
+            "{}",
+            text(&reading)
+        );
+        reading.softmax = vec!["y".to_owned()];
+        assert!(text(&reading).contains(" %  cat\n"), "{}", text(&reading));
+        assert!(text(&reading).contains(" %  (no name)\n"), "{}", text(&reading));
+        reading.labels = None;
+        assert!(text(&reading).contains("largest of y: 6 ("), "{}", text(&reading));
     }
 }

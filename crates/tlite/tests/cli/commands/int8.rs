@@ -115,6 +115,36 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
         assert_eq!(stderr(&run).matches("--integer").count(), notes);
     }
 
+    // The model knows how its pictures are prepared.
+    let outputs = |more: &[&str]| {
+        let picture = set.join("0.png");
+        let command = [
+            "run",
+            path(&file),
+            path(&picture),
+            "--backend",
+            "reference",
+            "--json",
+        ];
+        let run = tlite(&[&command[..], more].concat());
+        assert_eq!(run.status.code(), Some(0), "{}", stderr(&run));
+        let json: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+        (
+            json["inputs"][0]["mean"].as_f64().unwrap(),
+            stderr(&run).to_owned(),
+        )
+    };
+    let (stored, notes) = outputs(&[]);
+    assert!(notes.contains("--image-mean 0.485,0.456,0.406"), "{notes}");
+    assert_eq!(stored, outputs(&["--image-mean", "imagenet"]).0);
+    assert_ne!(stored, outputs(&["--image-mean", "0"]).0);
+    // A file is replaced only if asked.
+    let again = quantize(&model, &file, &set);
+    fails(&again, 2, &["int8.onnx", "--force"]);
+    let replaced = tlite(&[&again[..], &["--force"]].concat());
+    assert_eq!(replaced.status.code(), Some(0), "{}", stderr(&replaced));
+    assert_ne!(stored, outputs(&[]).0, "now without a mean");
+
     let out = at("out");
     let mut command = quantize(&model, &out, &set);
     command.extend([

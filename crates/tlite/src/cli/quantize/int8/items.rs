@@ -11,6 +11,8 @@ use transformer_lite::unstable::llm::Tokenizer;
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::shape::Fact;
 use transformer_lite::unstable::tensor::HostTensor;
+use transformer_lite::unstable::vision::picture::{PictureOptions, is_picture};
+use transformer_lite::unstable::vision::set::{entries_of, files_in};
 use transformer_lite_convert::int8::Item;
 
 const OPTION: &str = "--calibration";
@@ -32,6 +34,8 @@ enum Source {
 /// The items of a set, in order.
 pub struct Items<'a> {
     args: &'a Args,
+    /// How pictures are prepared.
+    options: PictureOptions,
     inputs: Vec<(String, Fact)>,
     /// The tensor of [`Source::Row`].
     rows: Option<HostTensor>,
@@ -61,6 +65,7 @@ impl<'a> Items<'a> {
         }
         let mut items = Self {
             args,
+            options: args.pictures.over(&PictureOptions::default()),
             inputs,
             rows: None,
             tokenizer: None,
@@ -74,7 +79,7 @@ impl<'a> Items<'a> {
             return Err(refused(format!("{} does not exist", path.display())));
         } else if path.extension().is_some_and(|e| e == "npy") {
             items.tensor(path)?;
-        } else if files::is_picture(path) {
+        } else if is_picture(path) {
             items
                 .all
                 .push((path.display().to_string(), Source::File(path.to_owned())));
@@ -84,9 +89,9 @@ impl<'a> Items<'a> {
         if items.all.is_empty() {
             return Err(refused(items.nothing(path)));
         }
-        let is_picture = |(_, s): &&(String, Source)| matches!(s, Source::File(f) if files::is_picture(f));
-        items.pictures = items.all.iter().any(|i| is_picture(&i));
-        if let Some((name, _)) = items.all.iter().find(|i| items.pictures && !is_picture(i)) {
+        let pictured = |(_, s): &&(String, Source)| matches!(s, Source::File(f) if is_picture(f));
+        items.pictures = items.all.iter().any(|i| pictured(&i));
+        if let Some((name, _)) = items.all.iter().find(|i| items.pictures && !pictured(i)) {
             let what = format!(
                 "{} holds pictures and also {name}; use either pictures or tensors",
                 path.display()
@@ -96,7 +101,7 @@ impl<'a> Items<'a> {
         if let Some(option) = args.pictures.given().filter(|_| !items.pictures) {
             return Err(Error::usage(
                 option,
-                "has no effect: the calibration set has no pictures (.png, .jpg)",
+                "has no effect: the calibration set has no pictures (.png, .jpg, .webp, .bmp)",
             ));
         }
         let found = items.all.len();
@@ -116,7 +121,7 @@ impl<'a> Items<'a> {
     pub fn suggestions(&self, graph: &Graph) -> Result<Vec<String>> {
         let ignored = (self.ignored > 0).then(|| {
             let files = count_text(self.ignored, "file");
-            format!("{files} ignored in the calibration set; .png, .jpg and .npy are read")
+            format!("{files} ignored in the calibration set; pictures and .npy are read")
         });
         if !self.pictures {
             return Ok(ignored.into_iter().collect());
@@ -143,6 +148,11 @@ impl<'a> Items<'a> {
         Ok(notes.into_iter().flatten().collect())
     }
 
+    /// How pictures were prepared, for the model's metadata; nothing for other items.
+    pub fn preparation(&self) -> Result<Vec<(String, String)>> {
+        self.pictures.then(|| self.options.entry()).into_iter().collect()
+    }
+
     pub fn names(&self) -> Vec<String> {
         self.all.iter().map(|(name, _)| name.clone()).collect()
     }
@@ -152,7 +162,7 @@ impl<'a> Items<'a> {
         let (folder, path) = (path.is_dir(), path.display());
         match self.inputs.as_slice() {
             _ if !folder => format!("{path} has no calibration items"),
-            [_] => format!("{path} has no pictures (.png, .jpg) or .npy files"),
+            [_] => format!("{path} has no pictures (.png, .jpg, .webp, .bmp) or .npy files"),
             _ => format!("{path} has no subfolders; expected one per item, with NAME.npy for each input"),
         }
     }
@@ -175,25 +185,17 @@ impl<'a> Items<'a> {
     /// Files in a folder and its subfolders; or, for a model with several inputs, its subfolders.
     fn folder(&mut self, path: &Path) -> Result<()> {
         let single = self.inputs.len() == 1;
-        let mut entries = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(|e| Error::io("cannot read", path, e))? {
-            entries.push(entry.map_err(|e| Error::io("cannot read", path, e))?.path());
-        }
-        entries.sort();
-        // Hidden files are those of the system.
-        entries.retain(|e| {
-            !e.file_name()
-                .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."))
-        });
-        for entry in entries {
-            let usable =
-                files::is_picture(&entry) || entry.extension().is_some_and(|e| e == "npy" || e == "pb");
+        let found = if single {
+            files_in(path)?
+        } else {
+            entries_of(path)?
+        };
+        for entry in found {
+            let usable = is_picture(&entry) || entry.extension().is_some_and(|e| e == "npy" || e == "pb");
+            let name = entry.display().to_string();
             match (entry.is_dir(), single) {
-                (true, true) => self.folder(&entry)?,
-                (true, false) => self
-                    .all
-                    .push((entry.display().to_string(), Source::Folder(entry))),
-                (false, true) if usable => self.all.push((entry.display().to_string(), Source::File(entry))),
+                (true, _) => self.all.push((name, Source::Folder(entry))),
+                (false, true) if usable => self.all.push((name, Source::File(entry))),
                 (false, false) if usable => {
                     self.only_input()?;
                 }
@@ -265,16 +267,13 @@ impl<'a> Items<'a> {
         match source {
             Source::File(file) => {
                 let (input, fact) = self.only_input()?;
-                let tensor = files::read(file, fact, &self.args.pictures.options())?;
+                let tensor = files::read(file, fact, &self.options)?;
                 Ok(vec![(input.clone(), tensor)])
             }
             Source::Folder(folder) => {
                 let one = |(input, fact): &(String, Fact)| {
                     let file = folder.join(format!("{input}.npy"));
-                    Ok((
-                        input.clone(),
-                        files::read(&file, fact, &self.args.pictures.options())?,
-                    ))
+                    Ok((input.clone(), files::read(&file, fact, &self.options)?))
                 };
                 self.inputs.iter().map(one).collect()
             }

@@ -1,14 +1,15 @@
 //! Pictures as inputs of vision models: decoded, resized, normalised, in the model's layout.
 
 use super::resample::window;
-use super::room;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::files::read::read_file;
+use crate::files::room;
+use crate::shape::{Dim, Fact};
+use crate::tensor::{DType, HostTensor};
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, RgbImage};
+use serde::{Deserialize, Serialize};
 use std::io::Cursor;
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::files::read::read_file;
-use transformer_lite::unstable::shape::Fact;
-use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Pixels of a picture, and of the input that it is scaled to.
 pub const MAX_PIXELS: u64 = 64 << 20;
@@ -19,8 +20,23 @@ const MAX_FILE: u64 = 256 << 20;
 /// Bytes that decoding a picture may take.
 const MAX_DECODED: u64 = 4 * MAX_PIXELS;
 
+/// Endings of the names of picture files.
+pub const ENDINGS: [&str; 5] = [".png", ".jpg", ".jpeg", ".webp", ".bmp"];
+
+/// The ending of a file's name in lower case, without the dot.
+pub fn ending(path: &Path) -> Option<String> {
+    path.extension().map(|e| e.to_string_lossy().to_lowercase())
+}
+
+/// True for the name of a picture file.
+pub fn is_picture(path: &Path) -> bool {
+    let found = ending(path);
+    found.is_some_and(|found| ENDINGS.iter().any(|e| e.strip_prefix('.') == Some(&found)))
+}
+
 /// How a picture of other proportions fits the input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fit {
     /// It is stretched.
     #[default]
@@ -31,8 +47,12 @@ pub enum Fit {
     Pad,
 }
 
+/// The key under which a model's metadata holds its [`PictureOptions`].
+pub const METADATA: &str = "transformer_lite.pictures";
+
 /// From a picture to numbers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct PictureOptions {
     /// Width and height. `None`: those of the input or, if they are not fixed, of the picture.
     pub size: Option<(u32, u32)>,
@@ -52,6 +72,55 @@ impl PictureOptions {
     /// The number of a channel, by its value of 0 to 255.
     fn normalised(&self) -> impl Fn(usize, f32) -> f32 {
         |c, v| (v / 255.0 - self.mean[c]) / self.deviation[c]
+    }
+
+    /// The options as an entry of a model's metadata.
+    pub fn entry(&self) -> Result<(String, String)> {
+        let text = serde_json::to_string(self);
+        let text = text.map_err(|e| Error::caused(Stage::Quantize, "options of pictures", e))?;
+        Ok((METADATA.to_owned(), text))
+    }
+
+    /// Reads the value of an entry. An error for what [`PictureOptions::entry`] never writes: other
+    /// fields, numbers that are not finite, a deviation or multiple of 0.
+    pub fn of_entry(text: &str) -> Result<Self> {
+        let place = || format!("the model's metadata \"{METADATA}\"");
+        let options: Self = serde_json::from_str(text)
+            .map_err(|e| Error::caused(Stage::Import, place(), e).of_kind(ErrorKind::InvalidFile))?;
+        let finite = options
+            .mean
+            .iter()
+            .chain(&options.deviation)
+            .all(|v| v.is_finite());
+        if finite && !options.deviation.contains(&0.0) && options.multiple > 0 {
+            return Ok(options);
+        }
+        let what = format!(
+            "{}: expected finite means, and deviations and a multiple other than 0",
+            place()
+        );
+        Err(Error::other(Stage::Import, what).of_kind(ErrorKind::InvalidFile))
+    }
+}
+
+impl std::fmt::Display for PictureOptions {
+    /// As options of the command line.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let list = |v: [f32; 3]| v.map(|v| v.to_string()).join(",");
+        let fit = match self.fit {
+            Fit::Stretch => "stretch",
+            Fit::Crop => "crop",
+            Fit::Pad => "pad",
+        };
+        write!(f, "--image-fit {fit} --image-mean {}", list(self.mean))?;
+        write!(f, " --image-std {}", list(self.deviation))?;
+        if let Some((width, height)) = self.size {
+            write!(f, " --image-size {width}x{height}")?;
+        }
+        if self.multiple > 1 {
+            write!(f, " --image-multiple {}", self.multiple)?;
+        }
+        f.write_str(if self.bgr { " --image-bgr" } else { "" })
     }
 }
 
@@ -85,13 +154,12 @@ impl Layout {
         let [_, a, b, c] = fact.shape.0.as_slice() else {
             return None;
         };
-        let channels = |d: &transformer_lite::unstable::shape::Dim| match d.as_const() {
+        let channels = |d: &Dim| match d.as_const() {
             Some(1) => Some(1),
             Some(3) => Some(3),
             _ => None,
         };
-        let size =
-            |d: &transformer_lite::unstable::shape::Dim| d.as_const().and_then(|v| u32::try_from(v).ok());
+        let size = |d: &Dim| d.as_const().and_then(|v| u32::try_from(v).ok());
         if let Some(n) = channels(a) {
             return Some(Self {
                 channels: n,
@@ -109,7 +177,7 @@ impl Layout {
     }
 }
 
-/// Decodes the PNG or JPEG file in `path`. An error of kind [`ErrorKind::LimitExceeded`] for a
+/// Decodes the PNG, JPEG, WebP or BMP file in `path`. An error of kind [`ErrorKind::LimitExceeded`] for a
 /// picture of more than [`MAX_PIXELS`] pixels or a side of more than [`MAX_SIDE`].
 pub fn open(path: &Path) -> Result<RgbImage> {
     let refused = |e: ImageError| {
@@ -119,7 +187,7 @@ pub fn open(path: &Path) -> Result<RgbImage> {
                 ErrorKind::LimitExceeded,
             ),
             _ => (
-                "not a PNG or JPEG picture, or the file is damaged",
+                "not a PNG, JPEG, WebP or BMP picture, or the file is damaged",
                 ErrorKind::InvalidFile,
             ),
         };
@@ -167,38 +235,71 @@ fn flat(picture: DynamicImage) -> RgbImage {
     })
 }
 
-/// Scales `picture` to `width` by `height` pixels.
-pub fn scale(picture: &RgbImage, width: u32, height: u32, fit: Fit) -> Result<RgbImage> {
-    let (w, h) = picture.dimensions();
-    if [w, h, width, height].contains(&0) {
-        return Err(Error::usage("picture", "a side of 0 pixels"));
-    }
+/// Where a picture of `source` pixels lies in an input of `size`: the size to which it is scaled,
+/// and the place in it where the input begins.
+fn fitted((w, h): (u32, u32), (width, height): (u32, u32), fit: Fit) -> ((u32, u32), (u32, u32)) {
     // Sizes of the picture at the scale of one side of the target.
     let by_width = u32::try_from(u64::from(h) * u64::from(width) / u64::from(w)).unwrap_or(u32::MAX);
     let by_height = u32::try_from(u64::from(w) * u64::from(height) / u64::from(h)).unwrap_or(u32::MAX);
-    let size = (width, height);
     match fit {
-        Fit::Stretch => window(picture, size, (0, 0), size),
+        Fit::Stretch => ((width, height), (0, 0)),
         Fit::Crop => {
             let (w, h) = if by_width >= height {
                 (width, by_width)
             } else {
                 (by_height.max(width), height)
             };
-            window(picture, (w, h), ((w - width) / 2, (h - height) / 2), size)
+            ((w, h), ((w - width) / 2, (h - height) / 2))
         }
-        Fit::Pad => {
-            let (w, h) = if by_width <= height {
-                (width, by_width.max(1))
-            } else {
-                (by_height.clamp(1, width), height)
-            };
-            let mut grey = room(3 * width as usize * height as usize)?;
-            grey.resize(grey.capacity(), 114);
-            let mut out = RgbImage::from_raw(width, height, grey).unwrap_or_default();
-            image::imageops::replace(&mut out, &window(picture, (w, h), (0, 0), (w, h))?, 0, 0);
-            Ok(out)
-        }
+        Fit::Pad if by_width <= height => ((width, by_width.max(1)), (0, 0)),
+        Fit::Pad => ((by_height.clamp(1, width), height), (0, 0)),
+    }
+}
+
+/// Scales `picture` to `width` by `height` pixels.
+pub fn scale(picture: &RgbImage, width: u32, height: u32, fit: Fit) -> Result<RgbImage> {
+    let (w, h) = picture.dimensions();
+    if [w, h, width, height].contains(&0) {
+        return Err(Error::usage("picture", "a side of 0 pixels"));
+    }
+    let size = (width, height);
+    let (scaled, at) = fitted((w, h), size, fit);
+    if fit != Fit::Pad {
+        return window(picture, scaled, at, size);
+    }
+    let mut grey = room(3 * width as usize * height as usize)?;
+    grey.resize(grey.capacity(), 114);
+    let mut out = RgbImage::from_raw(width, height, grey).unwrap_or_default();
+    image::imageops::replace(&mut out, &window(picture, scaled, at, scaled)?, 0, 0);
+    Ok(out)
+}
+
+/// A picture as the input of a model.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The input, a batch of one.
+    pub tensor: HostTensor,
+    /// Width and height of the picture.
+    pub source: (u32, u32),
+    /// Width and height of the input.
+    pub size: (u32, u32),
+    /// How the picture was fitted.
+    pub fit: Fit,
+}
+
+impl Prepared {
+    /// The place in the picture, in pixels, of a place in the input. It may lie outside of the
+    /// picture.
+    pub fn place(&self, [x, y]: [f32; 2]) -> [f32; 2] {
+        let (scaled, at) = fitted(self.source, self.size, self.fit);
+        #[expect(clippy::cast_precision_loss, reason = "sides of pictures")]
+        let side = |v: f32, at: u32, scaled: u32, source: u32| {
+            (v + at as f32) * source as f32 / scaled.max(1) as f32
+        };
+        [
+            side(x, at.0, scaled.0, self.source.0),
+            side(y, at.1, scaled.1, self.source.1),
+        ]
     }
 }
 
@@ -234,6 +335,11 @@ fn numbers(
 /// to 255), with 3 channels or with 1, the brightness. An error of kind
 /// [`ErrorKind::LimitExceeded`] if the picture or the input has more than [`MAX_PIXELS`] pixels.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
+    Ok(prepare(path, fact, options)?.tensor)
+}
+
+/// As [`read`], with what is needed to find a place of the input in the picture.
+pub fn prepare(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<Prepared> {
     let bad = |what: String| Error::file(Stage::Run, path, what);
     let layout = Layout::of(fact).ok_or_else(|| {
         bad(format!(
@@ -266,6 +372,7 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
         }
     }
     check_pixels(path, "an input", width, height)?;
+    let source = picture.dimensions();
     let picture = scale(&picture, width, height, options.fit)?;
     let (w, h) = (width as usize, height as usize);
     let (n, last) = (layout.channels, layout.channels_last);
@@ -280,14 +387,19 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
         let data = numbers(&picture, (n, last), options.bgr, options.normalised())?;
         HostTensor::from_floats(fact.dtype, &shape, &data)
     };
-    made.map_err(|e| bad(e.to_string()))
+    Ok(Prepared {
+        tensor: made.map_err(|e| bad(e.to_string()))?,
+        source,
+        size: (width, height),
+        fit: options.fit,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tlite_testing::{assert_carries, assert_error};
-    use transformer_lite::unstable::shape::{Dim, Shape};
+    use crate::shape::Shape;
+    use crate::testing::{assert_carries, assert_error};
 
     fn fact(dtype: DType, dims: &str) -> Fact {
         Fact::new(
@@ -367,6 +479,65 @@ mod tests {
         }
         let e = read(&path, &fact(DType::I64, "1 3 h w"), &PictureOptions::default()).unwrap_err();
         assert_carries(e.chain(), &["i64"]);
+    }
+
+    #[test]
+    fn options_survive_a_models_metadata() {
+        let options = PictureOptions {
+            size: Some((320, 240)),
+            fit: Fit::Crop,
+            mean: IMAGENET[0],
+            deviation: IMAGENET[1],
+            ..PictureOptions::default()
+        };
+        let (key, text) = options.entry().unwrap();
+        assert_eq!(
+            (key.as_str(), PictureOptions::of_entry(&text).unwrap()),
+            (METADATA, options)
+        );
+        assert_eq!(PictureOptions::of_entry("{}").unwrap(), PictureOptions::default());
+        for bad in [
+            "",
+            r#"{"gamma": 2}"#,
+            r#"{"deviation": [0, 1, 1]}"#,
+            r#"{"multiple": 0}"#,
+            r#"{"mean": [1e99, 0, 0]}"#,
+        ] {
+            let e = PictureOptions::of_entry(bad).unwrap_err();
+            assert_error(&e, ErrorKind::InvalidFile, &[METADATA]);
+        }
+    }
+
+    #[test]
+    fn places_of_the_input_are_found_in_the_picture() {
+        let prepared = |fit: Fit| Prepared {
+            tensor: HostTensor::from_f32(&[0], &[]).unwrap(),
+            source: (200, 100),
+            size: (50, 50),
+            fit,
+        };
+        // Stretched; scaled to 100 x 50 with 25 columns cut off; scaled to 50 x 25.
+        for (fit, wanted) in [
+            (Fit::Stretch, [40.0, 20.0]),
+            (Fit::Crop, [70.0, 20.0]),
+            (Fit::Pad, [40.0, 40.0]),
+        ] {
+            assert_eq!(prepared(fit).place([10.0, 10.0]), wanted, "{fit:?}");
+        }
+    }
+
+    #[test]
+    fn webp_and_bmp_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let png = picture(dir.path());
+        for name in ["p.BMP", "p.webp"] {
+            let path = dir.path().join(name);
+            let format = image::ImageFormat::from_path(&path).unwrap();
+            open(&png).unwrap().save_with_format(&path, format).unwrap();
+            assert!(is_picture(&path), "{name}");
+            assert_eq!(open(&path).unwrap(), open(&png).unwrap(), "{name}");
+        }
+        assert!(!is_picture(Path::new("a.npy")) && !is_picture(Path::new("png")));
     }
 
     /// A PNG file of which there is only the header.

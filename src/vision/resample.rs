@@ -1,8 +1,8 @@
 //! Scaling of pictures, of which only a window is computed.
 
-use super::room;
+use crate::error::Result;
+use crate::files::room;
 use image::RgbImage;
-use transformer_lite::unstable::error::Result;
 
 /// The source elements of one element of a row or column, and their weights.
 struct Taps {
