@@ -51,8 +51,8 @@
 //!
 //! `cpu`, `opencl` and `wgpu`, all on by default, compile the backends in. Without any, models run
 //! in the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
-//! machines that have none. `vision`, on by default, reads pictures. `schema` derives JSON schemas of the reports that `tlite --json`
-//! prints.
+//! machines that have none. `vision`, on by default, reads pictures. `schema` derives JSON schemas
+//! of the reports that `tlite --json` prints.
 //!
 //! # Stability
 //!

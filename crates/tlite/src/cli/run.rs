@@ -46,8 +46,9 @@ use transformer_lite::unstable::vision::scores::Scores;
 ///
 /// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
 /// with references. For several pictures, there is one table, or one JSON object per line for each
-/// picture; a picture that cannot be read is named, and the others are answered. This command treats a decoder's KV cache as ordinary inputs and outputs; use
-/// `tlite generate` to generate text.
+/// picture; a picture that cannot be read is named, and the others are answered. This command
+/// treats a decoder's KV cache as ordinary inputs and outputs; use `tlite generate` to generate
+/// text.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite run [OPTIONS] MODEL [FILE]...", after_help = EXAMPLES)]
 pub struct Args {
@@ -72,10 +73,10 @@ pub struct Args {
     /// Print probabilities: the softmax of class scores
     ///
     /// Default with --labels if the last node of the model computes logits.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     softmax: bool,
     /// Number of classes to list [default: 5; for each of several pictures 1]
-    #[arg(long, value_name = "N", value_parser = from_one)]
+    #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     top_k: Option<NonZeroUsize>,
     /// List the objects that a detector finds in pictures (YOLO and SSD)
     ///
@@ -140,7 +141,7 @@ pub struct Args {
     #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true)]
     float: Option<DType>,
     /// Time each step and list the slowest kernels
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     profile: bool,
     /// Print one JSON object, or one line for each of several pictures
     #[arg(long)]
@@ -352,7 +353,13 @@ fn reading(args: &Args, about: &Description, scores: &[(String, Scores)]) -> Res
         (false, None) => Vec::new(),
     };
     let own = about.get("names").and_then(Labels::of_metadata);
-    let usual = if args.is_set() { 1 } else { 5 };
+    let are_known = given.is_some() || args.softmax || scores.iter().any(|(_, s)| *s != Scores::Unknown);
+    let usual = match (args.is_set(), are_known) {
+        (true, true) => 1,
+        // A row may also be something else, such as an embedding.
+        (true, false) => 0,
+        (false, _) => 5,
+    };
     Ok(Reading {
         classes: own.as_ref().map(Labels::classes),
         labels: given.or(own),

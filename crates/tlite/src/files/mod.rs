@@ -10,8 +10,8 @@ use transformer_lite::unstable::tensor::HostTensor;
 use transformer_lite::unstable::vision::picture::{self, PictureOptions, is_picture};
 
 /// Reads the tensor in `path` for an input of the model. The file's extension decides: `.npy` and
-/// `.pb` are read as they are; pictures are converted to the form that `fact` asks for (see [`picture::read`]). An error for another extension, and for a file of another
-/// format.
+/// `.pb` are read as they are; pictures are converted to the form that `fact` asks for (see
+/// [`picture::read`]). An error for another extension, and for a file of another format.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     match picture::ending(path).as_deref() {
         Some("npy") => npy::read(path),

@@ -209,8 +209,10 @@ fn bound_text(from: BoundFrom) -> &'static str {
 }
 
 fn fact(v: &ValueReport) -> String {
+    const SHOWN: usize = 40;
     let shape = v.shape.join(", ");
-    match &v.constant {
+    let elements = v.constant.as_ref().map(ToString::to_string);
+    match elements.filter(|e| e.len() <= SHOWN) {
         Some(elements) => format!("{}[{shape}] = {elements}", v.dtype),
         None => format!("{}[{shape}]", v.dtype),
     }

@@ -115,7 +115,34 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
         assert_eq!(stderr(&run).matches("--integer").count(), notes);
     }
 
-    // The model knows how its pictures are prepared.
+    let out = at("out");
+    let mut command = quantize(&model, &out, &set);
+    command.extend([
+        "--per-tensor",
+        "--ranges",
+        "mse",
+        "--calibration-items",
+        "2",
+        "--json",
+    ]);
+    let output = tlite(&command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (json["items"].as_u64(), json["per_tensor"].as_bool()),
+        (Some(2), Some(true))
+    );
+    assert_eq!(names(&out), ["model.onnx"]);
+}
+
+#[test]
+fn int8_models_know_how_pictures_are_prepared() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, file) = (at("net.onnx"), at("set"), at("int8.onnx"));
+    let made = quantize(&model, &file, &set);
+    let made = tlite(&[&made[..], &["--image-mean", "imagenet"]].concat());
+    assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let outputs = |more: &[&str]| {
         let picture = set.join("0.png");
         let command = [
@@ -144,25 +171,6 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
     let replaced = tlite(&[&again[..], &["--force"]].concat());
     assert_eq!(replaced.status.code(), Some(0), "{}", stderr(&replaced));
     assert_ne!(stored, outputs(&[]).0, "now without a mean");
-
-    let out = at("out");
-    let mut command = quantize(&model, &out, &set);
-    command.extend([
-        "--per-tensor",
-        "--ranges",
-        "mse",
-        "--calibration-items",
-        "2",
-        "--json",
-    ]);
-    let output = tlite(&command);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        (json["items"].as_u64(), json["per_tensor"].as_bool()),
-        (Some(2), Some(true))
-    );
-    assert_eq!(names(&out), ["model.onnx"]);
 }
 
 #[test]
