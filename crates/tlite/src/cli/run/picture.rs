@@ -11,7 +11,7 @@ use transformer_lite::unstable::vision::picture::{Fit, IMAGENET, PictureOptions}
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct PictureArgs {
-    /// Scale pictures to this size [default: that of the input]
+    /// Scale pictures to this size, or to N x N [default: that of the input]
     ///
     /// If the input has no fixed size, each picture keeps its own size.
     #[arg(long, value_name = "N|WxH", value_parser = size)]

@@ -217,7 +217,7 @@ fn int8_notes_that_pictures_keep_their_sizes() {
     let at = |name: &str| dir.path().join(name);
     let (model, set) = (at("net.onnx"), at("set"));
     // One other file counts; a hidden one does not.
-    std::fs::write(set.join("other.webp"), "").unwrap();
+    std::fs::write(set.join("other.gif"), "").unwrap();
     std::fs::write(set.join("._0.png"), "").unwrap();
     for (more, notes) in [(&[][..], 1), (&["--image-size", "8x8"], 0)] {
         let out = at(&format!("out{notes}.onnx"));

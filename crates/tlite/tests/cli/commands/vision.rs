@@ -133,7 +133,10 @@ fn labels_of_logits_get_probabilities() {
     let top = |more: &[&str]| {
         let output = tlite(&[&base[..], &["--json"], more].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        (lines(&output)[0]["outputs"][0]["top"].clone(), stderr(&output))
+        (
+            lines(&output)[0]["outputs"][0]["top"].clone(),
+            stderr(&output).to_owned(),
+        )
     };
     let (plain, _) = top(&[]);
     assert!(plain[0].get("probability").is_none(), "{plain}");
@@ -210,11 +213,8 @@ fn boxes_are_found_named_and_written() {
     );
     let text = String::from_utf8(tlite(&base).stdout).unwrap();
     assert_carries(text, &["boxes.png", "class 1", "80.0 %"]);
-    let none = tlite(&[&base[..], &["--min-score", "0.9"]].concat());
-    assert_carries(
-        String::from_utf8(none.stdout).unwrap(),
-        &["boxes.png", "no objects"],
-    );
+    let none = tlite(&[&base[..], &["--min-score", "0.9", "--json"]].concat());
+    assert_eq!(lines(&none)[0]["objects"], serde_json::json!([]));
 }
 
 #[test]
