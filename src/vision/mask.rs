@@ -49,11 +49,13 @@ pub fn png(name: &str, tensor: &HostTensor) -> Result<Vec<u8>> {
         let value = |pixel: usize, c: usize| values.get(c * pixels + pixel).copied().unwrap_or(f32::MIN);
         for pixel in 0..pixels {
             // The first of equal ones.
-            let best = (0..channels).fold(0, |best, c| match value(pixel, c) > value(pixel, best) {
-                true => c,
-                false => best,
-            });
-            grey.push(u8::try_from(best).unwrap_or(u8::MAX));
+            let mut best = (0, f32::NEG_INFINITY);
+            for (c, number) in (0..channels).zip(0..=u8::MAX) {
+                if value(pixel, c) > best.1 {
+                    best = (number, value(pixel, c));
+                }
+            }
+            grey.push(best.0);
         }
     }
     let mut out = Vec::new();

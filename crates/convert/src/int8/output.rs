@@ -20,11 +20,11 @@ enum Place {
 }
 
 impl Output {
-    /// Checks `path` and creates the temporary file or folder. With `replace`, a file that exists is
-    /// replaced once the new one is complete.
+    /// Checks `path` and creates the temporary file or folder. With `replace`, a file that exists
+    /// is replaced once the new one is complete.
     ///
-    /// Usage errors ([`Error::is_usage`]): it exists and is not an empty folder or a file to replace,
-    /// or its parent folder does not exist.
+    /// Usage errors ([`Error::is_usage`]): it exists and is neither an empty folder nor a file to
+    /// replace, or its parent folder does not exist.
     pub fn create(path: &Path, replace: bool) -> Result<Self> {
         let folder = folder_of(path)?;
         if path.extension().is_none_or(|e| e != "onnx") {

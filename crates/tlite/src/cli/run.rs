@@ -397,10 +397,13 @@ fn suggest(args: &Args, runner: &Runner) {
         .find(|(name, _)| named(name))
         .map(|(_, fact)| fact);
     // A symbolic size, such as that of a batch, is 1 for a single picture.
-    let size = |d: &Dim| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    let size = |d: &Dim| match d.as_const() {
+        Some(n) => usize::try_from(n).ok(),
+        None => Some(1),
+    };
     let shapes = runner
         .outputs()
-        .map(|(_, f)| f.shape.0.iter().map(size).collect());
+        .filter_map(|(_, f)| f.shape.0.iter().map(size).collect());
     let shapes: Vec<Vec<usize>> = shapes.collect();
     if let Some(what) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
         note(&what);

@@ -235,7 +235,7 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("crates/convert/src/quantize/source.rs", 1, "the size of a damaged tensor, which reading refuses"),
     ("crates/convert/src/quantize/transcode.rs", 1, "the size of a damaged tensor, which reading refuses"),
     ("crates/tlite/src/cli/interrupt.rs", 1, "an exit code, for signals below 128"),
-    ("crates/tlite/src/files/picture.rs", 3, "saturating arithmetic of pixels"),
+    ("src/vision/picture.rs", 3, "saturating arithmetic of pixels"),
     ("crates/tlite/src/inspect/summary.rs", 1, "bits of a type, at most 64"),
     ("src/kernels/attention/kv_append/cpu.rs", 1, "a negative place is none"),
     ("src/kernels/movement/trilu/cpu.rs", 1, "a bound below the first column keeps none"),
