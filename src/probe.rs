@@ -186,7 +186,7 @@ impl Probe {
         always.into_iter().filter_map(|(name, rate)| Some((name, rate?)))
     }
 
-    /// The fastest of some readings for each rate, which is unsteady unless another one comes close.
+    /// The fastest of some readings of each rate, marked unless another one comes close.
     fn fastest(readings: &[Self]) -> Option<Self> {
         let mut all = readings.to_vec();
         let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();

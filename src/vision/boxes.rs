@@ -4,10 +4,10 @@
 //!
 //! | outputs | models | boxes |
 //! |---|---|---|
-//! | `[1, 4 + c, n]` | YOLOv8, YOLO11 and later | center and size in pixels of the input |
-//! | `[1, n, 5 + c]` | YOLOv5, YOLOv7 | as above; then how likely there is an object |
-//! | `[1, n, 6]` | YOLOv10, YOLO26 | corners in pixels, score, class; without duplicates |
-//! | `[1, n, 4]` and `[1, n, c]` | SSD, YOLO-NAS | corners in pixels, or as parts of the input |
+//! | `[1, 4 + c, n]` | `YOLOv8`, `YOLO11` and later | center and size in pixels of the input |
+//! | `[1, n, 5 + c]` | `YOLOv5`, `YOLOv7` | as above; then how likely there is an object |
+//! | `[1, n, 6]` | `YOLOv10`, `YOLO26` | corners in pixels, score, class; without duplicates |
+//! | `[1, n, 4]` and `[1, n, c]` | SSD, `YOLO-NAS` | corners in pixels, or as parts of the input |
 //! | `[1, n, 4]`, `[1, n]`, `[1, n]` | SSD with suppression | corners as above, classes, scores |
 //!
 //! The masks of segmenting YOLO models are ignored. Scores must be probabilities.
@@ -194,8 +194,8 @@ impl Form {
             .then_some(Self::Rows { output, classes })
     }
 
-    /// The form for a known number of classes, beside which a box may have more numbers, such as key
-    /// points.
+    /// The form for a known number of classes, beside which a box may have more numbers, such as
+    /// key points.
     fn with_classes(self, outputs: &[Named], known: Option<usize>) -> Result<Self> {
         let Some(known) = known else { return Ok(self) };
         match self {
@@ -386,7 +386,7 @@ impl<'a> Values<'a> {
     fn class(&self, i: usize) -> Result<usize> {
         let v = self.at(i);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-        if v >= 0.0 && v < 1e6 && v.fract() == 0.0 {
+        if (0.0..1e6).contains(&v) && v.fract() == 0.0 {
             return Ok(v as usize);
         }
         Err(self.refused(format!("the class {v}; expected a whole number")))
@@ -458,9 +458,9 @@ fn suppressed(mut all: Vec<Candidate>) -> Vec<Candidate> {
     kept
 }
 
-/// The objects of a picture, the most likely first, with a score of at least `least`, and the number
-/// of classes if the outputs tell it. `outputs` are those of a batch of one; `classes` is the number
-/// of classes, if it is known.
+/// The objects of a picture, the most likely first, with a score of at least `least`, and the
+/// number of classes if the outputs tell it. `outputs` are those of a batch of one; `classes` is
+/// the number of classes, if it is known.
 ///
 /// An error of kind [`ErrorKind::Unsupported`] for outputs of another form than those above.
 pub fn objects(

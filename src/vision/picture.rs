@@ -177,8 +177,8 @@ impl Layout {
     }
 }
 
-/// Decodes the PNG, JPEG, WebP or BMP file in `path`. An error of kind [`ErrorKind::LimitExceeded`] for a
-/// picture of more than [`MAX_PIXELS`] pixels or a side of more than [`MAX_SIDE`].
+/// Decodes the PNG, JPEG, WebP or BMP file in `path`. An error of kind [`ErrorKind::LimitExceeded`]
+/// for a picture of more than [`MAX_PIXELS`] pixels or a side of more than [`MAX_SIDE`].
 pub fn open(path: &Path) -> Result<RgbImage> {
     let refused = |e: ImageError| {
         let (what, kind) = match &e {

@@ -58,8 +58,8 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<()> 
     Ok(())
 }
 
-/// The pictures of `paths`, files or folders, in order. Usage errors: a folder without pictures; two
-/// pictures with the same name in the set.
+/// The pictures of `paths`, files or folders, in order. Usage errors: a folder without pictures;
+/// two pictures with the same name in the set.
 pub fn pictures(paths: &[&Path]) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for path in paths {
@@ -97,8 +97,9 @@ pub fn pictures(paths: &[&Path]) -> Result<Vec<Item>> {
 /// Called with a picture and its outputs, those of a batch of one, or what is wrong with it.
 pub type OnOutputs<'a> = &'a mut dyn FnMut(&Item, Result<(&Prepared, Vec<Named>)>) -> Result<()>;
 
-/// Runs a model with one input on pictures, in batches where it can, and calls `on_outputs` for each
-/// in order. A picture that cannot be read or run is passed on as an error, and the next one runs.
+/// Runs a model with one input on pictures, in batches where it can, and calls `on_outputs` for
+/// each in order. A picture that cannot be read or run is passed on as an error, and the next one
+/// runs.
 ///
 /// Errors: the model has no or several inputs; an interrupted run; an error of `on_outputs`.
 pub fn run<'a>(

@@ -165,8 +165,8 @@ impl Job for Chains {
 }
 
 /// The kernel `probe_dot`: in each work-group and round, eight chains of four dot products of bytes
-/// over sixteen words, computed as matmuls with quantized weights compute them. With two planes, one
-/// operand of each product has 16 bits.
+/// over sixteen words, computed as matmuls with quantized weights compute them. With two planes,
+/// one operand of each product has 16 bits.
 pub struct Dots(Isa, usize);
 
 impl NativeKernel for Dots {
