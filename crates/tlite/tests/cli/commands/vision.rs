@@ -5,16 +5,15 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tlite_testing::{assert_carries, tlite};
 use transformer_lite::unstable::error::Stage;
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
+
+/// Operator, operands and result of a node.
+type Node<'a> = (&'a str, &'a [&'a str], &'a str);
 
 /// A folder with the model `net.onnx` from `x`, grey pictures of `sides`, to `y`, and `set`, three
 /// pictures of 4 x 4 pixels of different brightness and one that is broken.
-fn folder(
-    batch: Size,
-    sides: [Size; 2],
-    nodes: &[(&str, &[&str], &str, Option<&[i64]>)],
-) -> tempfile::TempDir {
+fn folder(batch: Size, sides: [Size; 2], nodes: &[Node<'_>]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut w = ModelWriter::without_data(Stage::Quantize, dir.path(), "net.onnx", "net");
     w.opset("", 13);
@@ -26,15 +25,14 @@ fn folder(
         .unwrap();
     w.add_constant("one", &HostTensor::from_i64(&[1], &[1]).unwrap())
         .unwrap();
-    for (op, inputs, output, axes) in nodes {
-        let attributes: Vec<(&str, Attr)> = axes.iter().map(|a| ("axes", Attr::Ints(a.to_vec()))).collect();
+    for (op, inputs, output) in nodes {
         w.add_node(NodeSpec {
             domain: "",
             op,
             name: output,
             inputs,
             outputs: &[*output],
-            attributes: &attributes,
+            attributes: &[],
         })
         .unwrap();
     }
@@ -53,16 +51,13 @@ fn folder(
 
 /// A classifier with ten classes, whose logits are 4 times the brightness times the class.
 fn classifier(batch: Size) -> tempfile::TempDir {
-    let nodes: [(&str, &[&str], &str, Option<&[i64]>); 2] = [
-        ("Flatten", &["x"], "flat", None),
-        ("MatMul", &["flat", "w"], "y", None),
-    ];
+    let nodes: [Node<'_>; 2] = [("Flatten", &["x"], "flat"), ("MatMul", &["flat", "w"], "y")];
     folder(batch, [4.into(), 4.into()], &nodes)
 }
 
 /// A detector whose boxes are the rows of its picture.
 fn detector(dir: &Path) -> (tempfile::TempDir, PathBuf) {
-    let nodes: [(&str, &[&str], &str, Option<&[i64]>); 1] = [("Squeeze", &["x", "one"], "y", None)];
+    let nodes: [Node<'_>; 1] = [("Squeeze", &["x", "one"], "y")];
     let folder = folder("n".into(), [6.into(), 12.into()], &nodes);
     // Center, size, and the scores of two classes.
     let column = |x: u32| match x {
@@ -157,10 +152,7 @@ fn labels_of_logits_get_probabilities() {
 
 #[test]
 fn options_that_do_not_fit_are_named() {
-    let nodes: [(&str, &[&str], &str, Option<&[i64]>); 2] = [
-        ("Flatten", &["x"], "flat", None),
-        ("Softmax", &["flat"], "y", None),
-    ];
+    let nodes: [Node<'_>; 2] = [("Flatten", &["x"], "flat"), ("Softmax", &["flat"], "y")];
     let dir = folder(1.into(), [4.into(), 4.into()], &nodes);
     let at = |name: &str| dir.path().join(name);
     let (model, set, a, b) = (at("net.onnx"), at("set"), at("set/a.png"), at("set/b.bmp"));
@@ -219,7 +211,7 @@ fn boxes_are_found_named_and_written() {
 
 #[test]
 fn outputs_are_written_and_replaced_only_if_asked() {
-    let nodes: [(&str, &[&str], &str, Option<&[i64]>); 1] = [("Identity", &["x"], "y", None)];
+    let nodes: [Node<'_>; 1] = [("Identity", &["x"], "y")];
     let dir = folder("n".into(), ["h".into(), "w".into()], &nodes);
     let at = |name: &str| dir.path().join(name);
     let (model, picture, out) = (at("net.onnx"), at("set/a.png"), at("out"));
