@@ -1,4 +1,4 @@
-/* The C interface of Transformer-Lite. Generated from src/capi.rs; change it there.
+/* The C interface of Transformer-Lite. Generated from crates/capi/src; change it there.
  *
  * Functions may be called from any thread. String arguments are UTF-8, end with a 0 byte, belong to
  * the caller and are read only during the call. Pointers must be NULL or point to what the comments

@@ -296,7 +296,7 @@ impl Error {
     }
 
     /// A call that must end, because of a limit or because it was cancelled.
-    pub(crate) fn exceeded(stage: Stage, e: Exceeded) -> Self {
+    pub fn exceeded(stage: Stage, e: Exceeded) -> Self {
         Self::other(stage, e.to_string()).of_kind(kind_of_exceeded(e))
     }
 

@@ -45,7 +45,8 @@
 //! for programs.
 //!
 //! At a lower level, a [`Generator`] draws tokens from any [`LanguageModel`]. A [`Runner`] runs any
-//! model: tensors in, tensors out. The interface for C is `include/tlite.h`.
+//! model: tensors in, tensors out. The C library is the package
+//! `transformer-lite-capi`.
 //!
 //! # Features
 //!
@@ -81,7 +82,6 @@ mod internal {
     pub mod backend;
     pub mod cache;
     pub mod cancel;
-    pub mod capi;
     pub mod devices;
     pub mod error;
     pub mod executor;
@@ -169,9 +169,8 @@ pub mod unstable {
     #[cfg(feature = "vision")]
     pub use crate::internal::vision;
     pub use crate::internal::{
-        backend, cache, cancel, capi, devices, error, executor, files, fmt, graph, kernels, limits, llm,
-        lower, mapped, note, num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor,
-        validate,
+        backend, cache, cancel, devices, error, executor, files, fmt, graph, kernels, limits, llm, lower,
+        mapped, note, num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor, validate,
     };
 }
 

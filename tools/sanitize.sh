@@ -64,7 +64,7 @@ cases() {
 
 for kind in "${kinds[@]}"; do
     # A tiny model needs no optimization, and building takes longer than running.
-    options=(--locked --lib --no-default-features --crate-type staticlib --target "$host"
+    options=(--locked -p transformer-lite-capi --lib --no-default-features --crate-type staticlib --target "$host"
         --config profile.dev.opt-level=0 --config 'profile.dev.package."*".opt-level=0')
     target=$(target_folder)/sanitize-$kind
     flags="-Zsanitizer=$kind -Cforce-frame-pointers=yes"
@@ -81,7 +81,7 @@ for kind in "${kinds[@]}"; do
     *) fail "expected address, thread or valgrind, found $kind" ;;
     esac
     say "$kind: built in $((SECONDS - begun)) s"
-    library=$target/$host/debug/libtransformer_lite.a
+    library=$target/$host/debug/libtlite_c.a
     case $kind in
     address)
         check "$kind" "$library" env ASAN_OPTIONS=detect_leaks=1:abort_on_error=0

@@ -20,7 +20,7 @@ tiny_model "$work/model"
 # Where cargo puts the library that the command is built with.
 library=$(target_folder)/release/deps
 cc -std=c11 -Wall -Wextra -Werror -O1 -I include tests/faults/soak.c -o "$work/soak" \
-    -L "$library" -ltransformer_lite "-Wl,-rpath,$library"
+    -L "$library" -ltlite_c "-Wl,-rpath,$library"
 
 running=()
 for backend in "${backends[@]}"; do

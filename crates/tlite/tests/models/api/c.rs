@@ -12,14 +12,16 @@ fn root() -> &'static Path {
     Path::new(tlite_testing::ROOT)
 }
 
-/// `include/tlite.h` is what `src/capi.rs` gives.
+/// The files of the C interface, in the order of the header.
+const FILES: [&str; 6] = ["error", "log", "model", "session", "generate", "quarantine"];
+
+/// `include/tlite.h` is what `crates/capi` gives.
 pub fn header() -> Outcome {
-    let config = cbindgen::Config::from_file(root().join("cbindgen.toml"))?;
-    let bindings = cbindgen::Builder::new()
-        .with_config(config)
-        .with_src(root().join("src/capi.rs"))
-        .generate()
-        .map_err(|e| e.to_string())?;
+    let config = cbindgen::Config::from_file(root().join("crates/capi/cbindgen.toml"))?;
+    let files = FILES.map(|name| root().join(format!("crates/capi/src/{name}.rs")));
+    let builder = cbindgen::Builder::new().with_config(config);
+    let builder = files.into_iter().fold(builder, cbindgen::Builder::with_src);
+    let bindings = builder.generate().map_err(|e| e.to_string())?;
     let mut made = Vec::new();
     bindings.write(&mut made);
     let made = String::from_utf8(made).map_err(|e| e.to_string())?;
@@ -34,7 +36,7 @@ pub fn header() -> Outcome {
     match made.lines().zip(found.lines()).find(|(m, f)| m != f) {
         None if made.lines().count() == found.lines().count() => Ok(()),
         differs => Err(format!(
-            "{} is not what src/capi.rs gives: {differs:?}; UPDATE_GOLDEN=1 writes it anew",
+            "{} is not what crates/capi gives: {differs:?}; UPDATE_GOLDEN=1 writes it anew",
             path.display()
         )),
     }
@@ -44,7 +46,7 @@ pub fn header() -> Outcome {
 fn library() -> Result<PathBuf, String> {
     let built = Path::new(env!("CARGO_BIN_EXE_tlite")).parent().unwrap_or(root());
     let name = format!(
-        "{}transformer_lite{}",
+        "{}tlite_c{}",
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
@@ -116,7 +118,7 @@ fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
             .arg(&program)
             .arg("-L")
             .arg(&library)
-            .arg("-ltransformer_lite")
+            .arg("-ltlite_c")
             .arg(format!("-Wl,-rpath,{}", library.display())),
     )?;
     let (_dir, model) = speaking_model();

@@ -1,10 +1,10 @@
 //! Arguments of C callers, checked.
 
-use crate::error::{Error, Result};
-use crate::llm::template::Values;
 use std::ffi::{CStr, c_char};
+use transformer_lite::options::Values;
+use transformer_lite::{Error, Result};
 
-pub(super) fn null(what: &str) -> Error {
+pub(crate) fn null(what: &str) -> Error {
     Error::usage(what, "is NULL")
 }
 
@@ -13,7 +13,7 @@ pub(super) fn null(what: &str) -> Error {
 /// # Safety
 ///
 /// `pointer` is NULL or points to a live object, which is not changed while the result lives.
-pub(super) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
+pub(crate) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
     // SAFETY: as the caller promises.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
@@ -24,7 +24,7 @@ pub(super) unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a 
 ///
 /// `pointer` is NULL or points to a string that ends with a 0 and is not changed during the
 /// result's lifetime.
-pub(super) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
+pub(crate) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
     if pointer.is_null() {
         return Err(null(what));
     }
@@ -40,7 +40,7 @@ pub(super) unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a 
 /// # Safety
 ///
 /// As for [`text`].
-pub(super) unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Result<Option<&'a str>> {
+pub(crate) unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Result<Option<&'a str>> {
     if pointer.is_null() {
         return Ok(None);
     }
@@ -53,7 +53,7 @@ pub(super) unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Res
 /// # Safety
 ///
 /// As for [`text`].
-pub(super) unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
+pub(crate) unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
     // SAFETY: as the caller promises.
     let text = unsafe { text_or_none(what, pointer) }?;
     let object = text.map_or_else(|| Ok(Values::new()), serde_json::from_str);
@@ -65,7 +65,7 @@ pub(super) unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<V
 /// # Safety
 ///
 /// `pointer` is NULL or points to `count` elements that are not changed while the result lives.
-pub(super) unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T]> {
+pub(crate) unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T]> {
     match (pointer.is_null(), count) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(null(what)),

@@ -1,10 +1,15 @@
-use super::options::Options;
-use super::*;
-use crate::testing::assert_carries;
-use std::ffi::CStr;
+use crate::error::*;
+use crate::generate::*;
+use crate::model::*;
+use crate::options::{Options, options_of, write_defaults};
+use crate::quarantine::*;
+use crate::session::TliteSession;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tlite_testing::assert_carries;
+use transformer_lite::{Cancel, Conversation, Error, ErrorKind, Result, Session, Stage};
 
 fn last_error() -> String {
     // SAFETY: the pointer is that of this thread's message, which no call changes meanwhile.
@@ -118,7 +123,8 @@ fn options_of_an_earlier_header_are_a_prefix() {
 
 #[test]
 fn quarantined_kernels_are_listed_and_cleared() {
-    use crate::backend::{Caps, QuarantineCause, Quarantined, validation};
+    use transformer_lite::unstable::backend::{Caps, validation};
+    use transformer_lite::{QuarantineCause, Quarantined};
     unsafe extern "C" fn keep(text: *const c_char, length: usize, user: *mut c_void) -> c_int {
         // SAFETY: the library passes a text that ends with a 0, and the pointer below.
         let (text, kept) = unsafe { (CStr::from_ptr(text), &mut *user.cast::<String>()) };
@@ -136,7 +142,7 @@ fn quarantined_kernels_are_listed_and_cleared() {
         (count, serde_json::from_str::<serde_json::Value>(&json).unwrap())
     };
     assert_eq!(list(), (0, serde_json::json!([])));
-    let kernel = crate::unstable::probe::KERNELS[0];
+    let kernel = transformer_lite::unstable::probe::KERNELS[0];
     let found = Quarantined::new(kernel, "probe_copy", QuarantineCause::LaunchRefused, "fails");
     validation::store_quarantined(&kernel_cache_in(folder), &Caps::generic_gpu(), &[found]);
     let (count, json) = list();
@@ -162,8 +168,7 @@ fn quarantined_kernels_are_listed_and_cleared() {
 
 #[test]
 fn a_session_in_pieces_is_refused() {
-    use crate::llm::Session;
-    use crate::llm::testing::{FakeModel, byte_codec};
+    use tlite_testing::llm::testing::{FakeModel, byte_codec};
     let (_dir, codec) = byte_codec("{}");
     let model = Box::new(FakeModel::new(258, 9, |_| panic!("in the model")));
     let session = Session::new(model, Arc::new(codec));
