@@ -2,6 +2,7 @@
 //! conversion of GGUF files and checkpoints, and quantization.
 //!
 //! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints;
+//! * [`source`]: converts either to a folder that the caller names;
 //! * [`models`]: the models folder, and downloads from the Hub;
 //! * [`quantize`]: quantizes the weights of a model folder; [`calibrate`]: measures the activations
 //!   that some of its methods need;
@@ -38,3 +39,4 @@ mod memory;
 pub mod models;
 pub mod new_folder;
 pub mod quantize;
+pub mod source;

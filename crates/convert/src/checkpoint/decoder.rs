@@ -7,11 +7,12 @@ use super::rope::Rope;
 use super::weights::{Checkpoint, Matrix};
 use super::{Kept, Params};
 use crate::builder::{BATCH, Builder, axis, cache_names, module, perm};
-use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::type_code;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::num::signed;
+use transformer_lite::unstable::quota;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Opset of the graph; the first one with `Gelu`.
@@ -43,6 +44,7 @@ impl Builder<Checkpoint<'_>> {
 
         let (mut x, mut head) = self.embedding()?;
         for layer in 0..p.layers {
+            quota::check().map_err(|e| Error::exceeded(Stage::Convert, e))?;
             x = self.layer(layer, &x, &shared)?;
         }
         let x = self.norm("/model/norm", &x, p.hidden)?;

@@ -8,15 +8,13 @@ use crate::inspect::parameters_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::files::kind::not_a_file;
-use transformer_lite::unstable::files::read::read_config;
+use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::size_text;
-use transformer_lite_convert::checkpoint::{self, Summary};
+use transformer_lite_convert::checkpoint::Summary;
 use transformer_lite_convert::gguf;
-use transformer_lite_convert::new_folder::{CONVERT, NewFolder};
 use transformer_lite_convert::quantize::{Left, Quantized};
+use transformer_lite_convert::source;
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
@@ -91,13 +89,6 @@ impl<'a> Report<'a> {
     }
 }
 
-/// True for a checkpoint whose `config.json` says that its weights are quantized.
-fn is_quantized(folder: &Path) -> bool {
-    let text = read_config(&folder.join("config.json")).unwrap_or_default();
-    let config: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-    config.get("quantization_config").is_some_and(|q| !q.is_null())
-}
-
 /// The model and its sizes in two lines.
 fn closing(s: &Summary, input_bytes: u64, output_bytes: u64, output: &Path) -> String {
     let types: Vec<String> = s.source_types.iter().map(|(t, n)| format!("{n} {t}")).collect();
@@ -125,45 +116,20 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let others = [(args.file.as_path(), "the model"), (&args.output, "the output")];
         check_report("--report-json", file, &others)?;
     }
-    let folder = args.file.is_dir();
-    if !folder && !args.file.is_file() {
-        let what = match args.file.exists() {
-            true => not_a_file(&args.file),
-            false => format!("there is no file or folder {}", args.file.display()),
-        };
-        return Err(Error::usage("FILE", what));
-    }
-    if folder && args.file.join("model.onnx").is_file() {
-        let what = format!(
-            "{} is a model folder already (it has model.onnx); nothing to convert",
-            args.file.display()
-        );
-        return Err(Error::usage("FILE", what));
-    }
-    if folder && !args.file.join("config.json").is_file() {
-        let what = format!(
-            "{} has no config.json; expected a folder with config.json and .safetensors files, or a GGUF file",
-            args.file.display()
-        );
-        return Err(Error::usage("FILE", what));
-    }
-    if folder && args.float && is_quantized(&args.file) {
-        let what = "applies to GGUF files only; GPTQ and AWQ weights keep their bits (`tlite dequantize` can convert them afterwards)";
-        return Err(Error::usage("--float", what));
-    }
-    let new = NewFolder::create(&args.output, CONVERT)?;
-    let _unfinished = interrupt.scratch(new.temporary());
     let bar = byte_bar();
-    let mut progress = |p: checkpoint::Progress<'_>| advance(&bar, p.done, p.total, p.tensor);
-    let result = if folder {
-        checkpoint::folder::convert_into(&args.file, new.path(), &mut progress)
-    } else {
-        gguf::convert_into(&args.file, new.path(), !args.float, &mut progress)
-    };
+    let mut unfinished = None;
+    let summary = source::convert(
+        "FILE",
+        &args.file,
+        &args.output,
+        args.float,
+        &mut |temporary| unfinished = Some(interrupt.scratch(temporary)),
+        &mut |p| advance(&bar, p.done, p.total, p.tensor),
+    );
+    drop(unfinished);
     bar.finish_and_clear();
-    let summary = result?;
-    new.commit()?;
-    let before = if folder {
+    let summary = summary?;
+    let before = if args.file.is_dir() {
         folder_bytes(&args.file)
     } else {
         let parts = gguf::files(&args.file);
