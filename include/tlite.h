@@ -3,8 +3,9 @@
  * Functions may be called from any thread. String arguments are UTF-8, end with a 0 byte, belong to
  * the caller and are read only during the call. Pointers must be NULL or point to what the comments
  * describe. A NULL pointer where a value is required is an error and does no harm. Return values
- * signal failure; tlite_last_error returns the message and tlite_last_error_code the kind. Models
- * and sessions belong to the caller, who must free each once with the matching function.
+ * signal failure; tlite_last_error returns the message and tlite_last_error_code the kind. Models,
+ * sessions, batchers, requests and runners belong to the caller, who must free each once with the
+ * matching function.
  *
  * Model folders and requests are untrusted. Panics of libraries that read them are caught and
  * returned as failures, but only if panics unwind: do not build the library with panic = "abort".
@@ -82,7 +83,8 @@ typedef enum {
    */
   TLITE_ERROR_INVALID_FILE = 13,
   /*
-   The work was interrupted.
+   The work was interrupted: by a limit of time, or because a callback returned a value other
+   than 0.
    */
   TLITE_ERROR_INTERRUPTED = 14,
   /*
@@ -163,16 +165,130 @@ typedef enum {
    */
   TLITE_FINISH_CANCELLED = 4,
   /*
-   The callback returned a value other than 0.
+   A callback returned a value other than 0; `tlite_last_error` names it. Text delivered before
+   is valid.
    */
   TLITE_FINISH_CALLBACK = 5,
 } tlite_finish;
+
+/*
+ Element type of a tensor. Types with fewer than 8 bits take a byte for each element.
+ */
+typedef enum {
+  /*
+   32-bit float.
+   */
+  TLITE_TYPE_F32 = 0,
+  /*
+   16-bit float.
+   */
+  TLITE_TYPE_F16 = 1,
+  /*
+   64-bit signed integer.
+   */
+  TLITE_TYPE_I64 = 2,
+  /*
+   32-bit signed integer.
+   */
+  TLITE_TYPE_I32 = 3,
+  /*
+   32-bit unsigned integer.
+   */
+  TLITE_TYPE_U32 = 4,
+  /*
+   8-bit unsigned integer.
+   */
+  TLITE_TYPE_U8 = 5,
+  /*
+   8-bit signed integer.
+   */
+  TLITE_TYPE_I8 = 6,
+  /*
+   Truth value: a byte that is 0 or 1.
+   */
+  TLITE_TYPE_BOOL = 7,
+  /*
+   64-bit float.
+   */
+  TLITE_TYPE_F64 = 8,
+  /*
+   bfloat16: the upper half of a 32-bit float.
+   */
+  TLITE_TYPE_BF16 = 9,
+  /*
+   16-bit signed integer.
+   */
+  TLITE_TYPE_I16 = 10,
+  /*
+   16-bit unsigned integer.
+   */
+  TLITE_TYPE_U16 = 11,
+  /*
+   64-bit unsigned integer.
+   */
+  TLITE_TYPE_U64 = 12,
+  /*
+   4-bit signed integer.
+   */
+  TLITE_TYPE_I4 = 13,
+  /*
+   4-bit unsigned integer.
+   */
+  TLITE_TYPE_U4 = 14,
+  /*
+   2-bit signed integer.
+   */
+  TLITE_TYPE_I2 = 15,
+  /*
+   2-bit unsigned integer.
+   */
+  TLITE_TYPE_U2 = 16,
+  /*
+   8-bit float, `float8e4m3fn` of ONNX.
+   */
+  TLITE_TYPE_F8E4M3 = 17,
+  /*
+   8-bit float, `float8e4m3fnuz` of ONNX.
+   */
+  TLITE_TYPE_F8E4M3_UZ = 18,
+  /*
+   8-bit float, `float8e5m2` of ONNX.
+   */
+  TLITE_TYPE_F8E5M2 = 19,
+  /*
+   8-bit float, `float8e5m2fnuz` of ONNX.
+   */
+  TLITE_TYPE_F8E5M2_UZ = 20,
+  /*
+   A power of two in 8 bits, `float8e8m0` of ONNX.
+   */
+  TLITE_TYPE_F8E8M0 = 21,
+  /*
+   4-bit float, `float4e2m1` of ONNX.
+   */
+  TLITE_TYPE_F4E2M1 = 22,
+} tlite_type;
+
+/*
+ A loaded model that answers many requests at the same time (continuous batching).
+ */
+typedef struct tlite_batcher tlite_batcher;
 
 /*
  A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
  may share it.
  */
 typedef struct tlite_model tlite_model;
+
+/*
+ A request to a batcher.
+ */
+typedef struct tlite_request tlite_request;
+
+/*
+ A loaded model of any kind. Only one call at a time may use it, except `tlite_runner_cancel`.
+ */
+typedef struct tlite_runner tlite_runner;
 
 /*
  A token sequence with its own KV cache. Only one call at a time may use it, except
@@ -186,6 +302,15 @@ typedef struct tlite_session tlite_session;
  library.
  */
 typedef void (*tlite_log_callback)(tlite_log_level level, const char *text, void *user);
+
+/*
+ Receives progress: `done` of `total`, where `what` names the unit: "kernels" that are ready, or
+ "bytes" that are converted, counted as 32-bit floats. `what` is valid only during the call.
+ Returns 0 to continue. Any other value ends the work as soon as possible, and the call that
+ reports progress then fails with `TLITE_ERROR_INTERRUPTED`. It must return normally (no
+ `longjmp`, no exception).
+ */
+typedef int (*tlite_progress_callback)(const char *what, uint64_t done, uint64_t total, void *user);
 
 /*
  Where and how to load a model. Initialize it with `tlite_load_defaults`. Strings are UTF-8 and
@@ -263,7 +388,101 @@ typedef struct {
    Threads of the backend "cpu", at most the cores that the process may use. 0 means all.
    */
   size_t threads;
+  /*
+   Receives progress of loading: kernels that are ready. It is called on the calling thread.
+   NULL for none.
+   */
+  tlite_progress_callback on_progress;
+  /*
+   Passed to `on_progress`.
+   */
+  void *progress_user;
 } tlite_load_options;
+
+/*
+ Counts and times of an answer. Times cover the model and the sampler, not the callbacks.
+ */
+typedef struct {
+  /*
+   Size of this struct in bytes, as the program was compiled with it.
+   */
+  size_t size;
+  /*
+   Prompt tokens that were computed.
+   */
+  size_t prompt_tokens;
+  /*
+   Prompt tokens that the KV cache held.
+   */
+  size_t reused_tokens;
+  /*
+   Tokens of the answer, without an end token.
+   */
+  size_t tokens;
+  /*
+   Tokens after the first one, including an end token.
+   */
+  size_t decode_tokens;
+  /*
+   Tokens that were dropped because the context was full.
+   */
+  size_t forgotten_tokens;
+  /*
+   Seconds from the start of the prompt to the first token.
+   */
+  double first_token_s;
+  /*
+   Seconds for `decode_tokens`.
+   */
+  double decode_s;
+} tlite_metrics;
+
+/*
+ A token at a position, and its natural log-probability before the sampler changes it.
+ */
+typedef struct {
+  /*
+   Token ID.
+   */
+  uint32_t token;
+  /*
+   The log-probability; NaN unless the option `log_probs` is set.
+   */
+  float log_prob;
+  /*
+   Its text in UTF-8; empty for special tokens. Bytes that are no whole character become
+   U+FFFD.
+   */
+  const char *text;
+  /*
+   Length of `text` in bytes, without the 0 byte that follows it.
+   */
+  size_t length;
+} tlite_log_prob;
+
+/*
+ Receives a token that was chosen, and `top_count` of the most likely tokens at its position,
+ largest first. It is called before the callback for the token's text, with the same `user`, and
+ under the same rules. Pointers are valid only during the call.
+ */
+typedef int (*tlite_token_callback)(const tlite_log_prob *chosen,
+                                    const tlite_log_prob *top,
+                                    size_t top_count,
+                                    void *user);
+
+/*
+ A change of a token's logit.
+ */
+typedef struct {
+  /*
+   Token ID.
+   */
+  uint32_t token;
+  /*
+   Added to the logit. Minus infinity forbids the token.
+   */
+  float bias;
+} tlite_logit_bias;
 
 /*
  How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
@@ -325,6 +544,55 @@ typedef struct {
    `{"tools": [...], "enable_thinking": false}`, or NULL.
    */
   const char *template_values;
+  /*
+   A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`.
+   NULL for none.
+   */
+  const char *grammar;
+  /*
+   A JSON schema in UTF-8; the answer is JSON that matches it. NULL for none. An answer has a
+   grammar or a schema, not both.
+   */
+  const char *json_schema;
+  /*
+   Receives tokens with their log-probabilities. NULL for none.
+   */
+  tlite_token_callback on_token;
+  /*
+   How many of the most likely tokens `on_token` receives for each position. -1 disables
+   log-probabilities, which slow greedy decoding.
+   */
+  ptrdiff_t log_probs;
+  /*
+   Number of last tokens that `repetition_penalty`, `frequency_penalty` and `presence_penalty`
+   apply to. 0 disables them.
+   */
+  size_t penalty_last_n;
+  /*
+   Subtracted from the logit of a token for each time that it occurs. 0 disables the penalty.
+   */
+  float frequency_penalty;
+  /*
+   Subtracted once from the logit of a token that occurs. 0 disables the penalty.
+   */
+  float presence_penalty;
+  /*
+   Locally typical sampling: sample from the tokens whose information is closest to the
+   entropy, with at least this total probability. 1 disables the filter.
+   */
+  float typical_p;
+  /*
+   Strength of the penalty for tokens that would repeat a sequence (DRY). 0 disables it.
+   */
+  float dry_multiplier;
+  /*
+   `logit_bias_count` changes of logits. NULL if there are none.
+   */
+  const tlite_logit_bias *logit_bias;
+  /*
+   Number of elements in `logit_bias`.
+   */
+  size_t logit_bias_count;
 } tlite_generate_options;
 
 /*
@@ -354,6 +622,66 @@ typedef struct {
    */
   const char *extra;
 } tlite_message;
+
+/*
+ What is known of an input or output. Pointers belong to the runner.
+ */
+typedef struct {
+  /*
+   Name, in UTF-8.
+   */
+  const char *name;
+  /*
+   Element type.
+   */
+  tlite_type element_type;
+  /*
+   If not 0, a run may leave out this input, which has a default.
+   */
+  int optional;
+  /*
+   Number of axes; -1 if the model does not state it.
+   */
+  ptrdiff_t rank;
+  /*
+   `rank` sizes, outermost axis first; -1 for a size that the inputs of a run decide.
+   */
+  const int64_t *shape;
+  /*
+   `rank` texts: sizes, or names and formulas such as "batch" and "2*height".
+   */
+  const char *const *axes;
+} tlite_tensor_info;
+
+/*
+ A tensor that a run reads.
+ */
+typedef struct {
+  /*
+   Name of the input, in UTF-8.
+   */
+  const char *name;
+  /*
+   Elements in row-major order and the byte order of little-endian machines. They are copied.
+   */
+  const void *data;
+  /*
+   Number of bytes of `data`, which must be that of the shape.
+   */
+  size_t bytes;
+  /*
+   `rank` sizes, outermost axis first. NULL for a scalar, whose rank is 0.
+   */
+  const size_t *shape;
+  /*
+   Number of axes.
+   */
+  size_t rank;
+  /*
+   A `tlite_type`: the type of the elements.
+   */
+  int element_type;
+} tlite_tensor;
 
 /*
  The version of the library, such as "0.1.0". The pointer stays valid.
@@ -443,6 +771,12 @@ void tlite_cancel(const tlite_session *session);
 void tlite_cancel_clear(const tlite_session *session);
 
 /*
+ Writes counts and times of the session's last answer to `metrics`; `size` is `sizeof *metrics`.
+ They are 0 before the first answer. Returns 0, or -1 if the library does not know this size.
+ */
+int tlite_session_metrics(const tlite_session *session, tlite_metrics *metrics, size_t size);
+
+/*
  Writes the defaults to `options`; `size` is `sizeof *options`. The defaults are at most 256
  tokens and greedy decoding. Returns 0, or -1 if the library does not know this size.
  */
@@ -473,6 +807,139 @@ tlite_finish tlite_chat(const tlite_session *session,
                         const tlite_generate_options *options,
                         tlite_callback callback,
                         void *user);
+
+/*
+ Loads the model folder `path`, as `tlite_model_load` does, for up to `sequences` requests at the
+ same time; 0 means 8. The tokens of requests share steps of the model, and their common prefixes
+ share memory. If the model cannot do this, requests run one after another, which the log says.
+ Returns a batcher, to be freed with `tlite_batcher_free`, or NULL on failure. `on_progress` must
+ be NULL.
+ */
+tlite_batcher *tlite_batcher_load(const char *path, const tlite_load_options *options, size_t sequences);
+
+/*
+ Frees a batcher, which cancels its requests; each must still be freed. NULL is allowed.
+
+ `batcher` is NULL or from `tlite_batcher_load`, is not freed yet, and no other call is using it.
+ */
+void tlite_batcher_free(tlite_batcher *batcher);
+
+/*
+ Queues a request to continue the text `prompt` and returns at once. Callbacks are called with
+ `user` on a thread of the library, until the request has ended; they must not wait for it or
+ free it. Options are those of `tlite_generate`. Returns a request, to be freed with
+ `tlite_request_free`, or NULL on failure.
+ */
+tlite_request *tlite_batcher_generate(const tlite_batcher *batcher,
+                                      const char *prompt,
+                                      const tlite_generate_options *options,
+                                      tlite_callback callback,
+                                      void *user);
+
+/*
+ Like `tlite_batcher_generate`, but answers a conversation of `count` messages, as `tlite_chat`
+ does. The option `context_shift` must be 0.
+ */
+tlite_request *tlite_batcher_chat(const tlite_batcher *batcher,
+                                  const tlite_message *messages,
+                                  size_t count,
+                                  const tlite_generate_options *options,
+                                  tlite_callback callback,
+                                  void *user);
+
+/*
+ Waits for the end of a request and returns why it ended; after `TLITE_FINISH_ERROR` and
+ `TLITE_FINISH_CALLBACK`, `tlite_last_error` says more. May be called again, from any thread.
+ */
+tlite_finish tlite_request_wait(const tlite_request *request);
+
+/*
+ Ends a request after the current step, or at once if it has not started. May be called from any
+ thread.
+ */
+void tlite_request_cancel(const tlite_request *request);
+
+/*
+ Waits for the end of a request and writes its counts and times to `metrics`; `size` is `sizeof
+ *metrics`. Returns 0, or -1 if the library does not know this size.
+ */
+int tlite_request_metrics(const tlite_request *request, tlite_metrics *metrics, size_t size);
+
+/*
+ Cancels a request, waits until no callback is running, and frees it. NULL is allowed.
+
+ `request` is NULL or from one of the functions above, is not freed yet, and no other call is
+ using it.
+ */
+void tlite_request_free(tlite_request *request);
+
+/*
+ Loads a model of any kind: an ONNX file, or a folder with `model.onnx`. `options` may be NULL;
+ it says where to run, what may be consumed, and where kernels are cached. Its members `context`,
+ `kv`, `padding`, `act` and `on_progress` are for language models and must have their defaults.
+ Returns a runner, to be freed with `tlite_runner_free`, or NULL on failure.
+
+ The files of the model stay mapped, as described at `tlite_model_load`.
+ */
+tlite_runner *tlite_runner_load(const char *path, const tlite_load_options *options);
+
+/*
+ Frees a runner. NULL is allowed.
+
+ `runner` is NULL or from `tlite_runner_load`, is not freed yet, and no other call is using it.
+ */
+void tlite_runner_free(tlite_runner *runner);
+
+/*
+ The number of inputs, 0 for NULL. Those that a run needs come first. Initializers that the model
+ also lists as inputs are optional.
+ */
+size_t tlite_runner_input_count(const tlite_runner *runner);
+
+/*
+ Describes the input `index`, counted from 0, in `info`, whose pointers are valid until the
+ runner is freed. Returns 0, or -1 for an index out of range.
+ */
+int tlite_runner_input(const tlite_runner *runner, size_t index, tlite_tensor_info *info);
+
+/*
+ The number of outputs: those of the last run. Before the first run, those whose shapes the model
+ states. 0 if another call is using the runner.
+ */
+size_t tlite_runner_output_count(const tlite_runner *runner);
+
+/*
+ Describes the output `index`, counted from 0, in `info`: after a run with its sizes. The
+ pointers are valid until the next run or until the runner is freed. Returns 0, or -1 on failure.
+ */
+int tlite_runner_output(const tlite_runner *runner, size_t index, tlite_tensor_info *info);
+
+/*
+ Runs the model with `count` tensors in any order, one for each input that has no default, and
+ keeps its outputs until the next run; read them with `tlite_runner_read`. Returns 0, or -1 on
+ failure, after which there are no outputs.
+ */
+int tlite_runner_run(const tlite_runner *runner, const tlite_tensor *inputs, size_t count);
+
+/*
+ Stops the current run, or the next one if there is none. May be called from any thread.
+ */
+void tlite_runner_cancel(const tlite_runner *runner);
+
+/*
+ Copies the output `name` of the last run to `data`, in row-major order. `element_type` is its
+ `tlite_type`, and `bytes` the size of `data`; both must be those of the output. Returns 0, or -1
+ on failure.
+ */
+int tlite_runner_read(const tlite_runner *runner, const char *name, int element_type, void *data, size_t bytes);
+
+/*
+ Converts the GGUF file `source`, or the folder `source` of a Hugging Face checkpoint, to the
+ model folder `output`, which must be empty or not exist yet. Quantized weights keep their bits.
+ `on_progress` may be NULL; it is called with `user`. Returns 0, or -1 on failure, after which
+ nothing is left.
+ */
+int tlite_convert(const char *source, const char *output, tlite_progress_callback on_progress, void *user);
 
 /*
  Passes a JSON array to `callback`, with `user`: the kernel variants that models loaded with the

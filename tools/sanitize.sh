@@ -46,10 +46,12 @@ check() {
     local kind=$1
     program "$kind" threads tests/faults/threads.c "$2"
     program "$kind" capi tests/capi/capi.c "$2"
+    program "$kind" features tests/capi/features.c "$2"
     say "$kind: threads"
     "${@:3}" "$work/threads" "$work/model" reference
     say "$kind: capi"
     "${@:3}" "$work/capi" "$work/model" reference "$work/kernels" >/dev/null
+    "${@:3}" "$work/features" "$work/model" reference >/dev/null
 }
 
 # Runs the cases on the backend `cpu` whose names contain a text. Vector instructions are only

@@ -2,9 +2,9 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use transformer_lite::{ErrorKind, Result};
+use transformer_lite::{Error, ErrorKind, Result};
 
 /// Kind of failure.
 #[repr(C)]
@@ -39,7 +39,8 @@ pub enum TliteError {
     Io = 12,
     /// A file's content is not valid for its format.
     InvalidFile = 13,
-    /// The work was interrupted.
+    /// The work was interrupted: by a limit of time, or because a callback returned a value other
+    /// than 0.
     Interrupted = 14,
     /// A bug in the library.
     Internal = 15,
@@ -96,16 +97,28 @@ pub(crate) fn c_text(text: &str) -> CString {
     CString::new(bytes).unwrap_or_default()
 }
 
-fn remember(code: TliteError, message: &str) {
+pub(crate) fn remember(code: TliteError, message: &str) {
     let message = c_text(message);
     // A thread that is ending may have destroyed its value; the message is then lost.
     let _lost = LAST_ERROR.try_with(|last| last.replace((code, message)));
+}
+
+/// Code and message of the last failed call of this thread.
+pub(crate) fn last() -> (TliteError, String) {
+    let last = LAST_ERROR.try_with(|last| last.borrow().clone());
+    let (code, message) = last.unwrap_or_default();
+    (code, message.to_string_lossy().into_owned())
 }
 
 fn panicked(payload: &(dyn Any + Send)) -> String {
     let words = payload.downcast_ref::<&str>().copied();
     let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     format!("internal error: {}", words.unwrap_or("a panic without a message"))
+}
+
+/// What a call returns, or remembers, after `callback` returned a value other than 0.
+pub(crate) fn stopped(callback: &str, value: c_int) -> Error {
+    Error::usage(callback, format!("returned {value}, which ended the work")).of_kind(ErrorKind::Interrupted)
 }
 
 /// Returns the result of `work`, or `failed` after an error or a panic, whose message is recorded.

@@ -1,14 +1,15 @@
 //! Answers of sessions.
 
-use crate::args::{array, json_object, null, object, text};
-use crate::error::guarded;
+use crate::args::{array, json_object, null, object, text, text_or_none};
+use crate::error::{guarded, remember, stopped};
 use crate::options::{Options, options_of, write_defaults};
 use crate::session::TliteSession;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
-use transformer_lite::options::Penalties;
+use transformer_lite::options::{Dry, Penalties};
 use transformer_lite::{
-    Cancel, Error, Finish, GenerateOptions, Message, Piece, Result, Sampler, SamplerConfig, StopStrings,
+    Cancel, Codec, Error, ErrorKind, Finish, GenerateOptions, Grammar, Message, Metrics, Piece, Prompt,
+    Result, Sampler, SamplerConfig, StopStrings,
 };
 
 /// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
@@ -47,6 +48,43 @@ pub struct TliteGenerateOptions {
     /// A JSON object in UTF-8 with extra variables for the chat template, such as
     /// `{"tools": [...], "enable_thinking": false}`, or NULL.
     pub template_values: *const c_char,
+    /// A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`.
+    /// NULL for none.
+    pub grammar: *const c_char,
+    /// A JSON schema in UTF-8; the answer is JSON that matches it. NULL for none. An answer has a
+    /// grammar or a schema, not both.
+    pub json_schema: *const c_char,
+    /// Receives tokens with their log-probabilities. NULL for none.
+    pub on_token: TliteTokenCallback,
+    /// How many of the most likely tokens `on_token` receives for each position. -1 disables
+    /// log-probabilities, which slow greedy decoding.
+    pub log_probs: isize,
+    /// Number of last tokens that `repetition_penalty`, `frequency_penalty` and `presence_penalty`
+    /// apply to. 0 disables them.
+    pub penalty_last_n: usize,
+    /// Subtracted from the logit of a token for each time that it occurs. 0 disables the penalty.
+    pub frequency_penalty: f32,
+    /// Subtracted once from the logit of a token that occurs. 0 disables the penalty.
+    pub presence_penalty: f32,
+    /// Locally typical sampling: sample from the tokens whose information is closest to the
+    /// entropy, with at least this total probability. 1 disables the filter.
+    pub typical_p: f32,
+    /// Strength of the penalty for tokens that would repeat a sequence (DRY). 0 disables it.
+    pub dry_multiplier: f32,
+    /// `logit_bias_count` changes of logits. NULL if there are none.
+    pub logit_bias: *const TliteLogitBias,
+    /// Number of elements in `logit_bias`.
+    pub logit_bias_count: usize,
+}
+
+/// A change of a token's logit.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TliteLogitBias {
+    /// Token ID.
+    pub token: u32,
+    /// Added to the logit. Minus infinity forbids the token.
+    pub bias: f32,
 }
 
 // SAFETY: as the trait requires.
@@ -68,6 +106,17 @@ unsafe impl Options for TliteGenerateOptions {
             stop: std::ptr::null(),
             stop_count: 0,
             template_values: std::ptr::null(),
+            grammar: std::ptr::null(),
+            json_schema: std::ptr::null(),
+            on_token: None,
+            log_probs: -1,
+            penalty_last_n: sampling.penalties.last_n,
+            frequency_penalty: sampling.penalties.frequency,
+            presence_penalty: sampling.penalties.presence,
+            typical_p: sampling.typical_p,
+            dry_multiplier: sampling.dry.multiplier,
+            logit_bias: std::ptr::null(),
+            logit_bias_count: 0,
         }
     }
 }
@@ -101,7 +150,8 @@ pub enum TliteFinish {
     ContextFull = 3,
     /// `tlite_cancel` was called.
     Cancelled = 4,
-    /// The callback returned a value other than 0.
+    /// A callback returned a value other than 0; `tlite_last_error` names it. Text delivered before
+    /// is valid.
     Callback = 5,
 }
 
@@ -111,6 +161,79 @@ pub enum TliteFinish {
 /// exception), and must not generate with, clear or free the session.
 pub type TliteCallback =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
+
+/// A token at a position, and its natural log-probability before the sampler changes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TliteLogProb {
+    /// Token ID.
+    pub token: u32,
+    /// The log-probability; NaN unless the option `log_probs` is set.
+    pub log_prob: f32,
+    /// Its text in UTF-8; empty for special tokens. Bytes that are no whole character become
+    /// U+FFFD.
+    pub text: *const c_char,
+    /// Length of `text` in bytes, without the 0 byte that follows it.
+    pub length: usize,
+}
+
+/// Receives a token that was chosen, and `top_count` of the most likely tokens at its position,
+/// largest first. It is called before the callback for the token's text, with the same `user`, and
+/// under the same rules. Pointers are valid only during the call.
+pub type TliteTokenCallback = Option<
+    unsafe extern "C" fn(
+        chosen: *const TliteLogProb,
+        top: *const TliteLogProb,
+        top_count: usize,
+        user: *mut c_void,
+    ) -> c_int,
+>;
+
+/// Counts and times of an answer. Times cover the model and the sampler, not the callbacks.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TliteMetrics {
+    /// Size of this struct in bytes, as the program was compiled with it.
+    pub size: usize,
+    /// Prompt tokens that were computed.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that the KV cache held.
+    pub reused_tokens: usize,
+    /// Tokens of the answer, without an end token.
+    pub tokens: usize,
+    /// Tokens after the first one, including an end token.
+    pub decode_tokens: usize,
+    /// Tokens that were dropped because the context was full.
+    pub forgotten_tokens: usize,
+    /// Seconds from the start of the prompt to the first token.
+    pub first_token_s: f64,
+    /// Seconds for `decode_tokens`.
+    pub decode_s: f64,
+}
+
+// SAFETY: as the trait requires.
+unsafe impl Options for TliteMetrics {
+    const FIRST: usize = size_of::<Self>();
+
+    fn defaults() -> Self {
+        Metrics::default().into()
+    }
+}
+
+impl From<Metrics> for TliteMetrics {
+    fn from(m: Metrics) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            prompt_tokens: m.prompt_tokens,
+            reused_tokens: m.reused_tokens,
+            tokens: m.tokens,
+            decode_tokens: m.decode_tokens,
+            forgotten_tokens: m.forgotten,
+            first_token_s: m.first_token.as_secs_f64(),
+            decode_s: m.decode.as_secs_f64(),
+        }
+    }
+}
 
 /// Writes the defaults to `options`; `size` is `sizeof *options`. The defaults are at most 256
 /// tokens and greedy decoding. Returns 0, or -1 if the library does not know this size.
@@ -137,7 +260,7 @@ pub unsafe extern "C" fn tlite_generate(
         // SAFETY: as the caller promises.
         unsafe {
             let prompt = text("prompt", prompt)?;
-            generate(session, Asked::Text(prompt), options, callback, user)
+            generate(session, Prompt::Text(prompt), options, callback, user)
         }
     })
 }
@@ -158,11 +281,25 @@ pub unsafe extern "C" fn tlite_chat(
     guarded(TliteFinish::Error, || {
         // SAFETY: as the caller promises.
         unsafe {
-            let given = array("messages", messages, count)?;
-            let messages: Vec<Message> = given.iter().map(|m| message(m)).collect::<Result<_>>()?;
-            generate(session, Asked::Chat(messages), options, callback, user)
+            let messages = messages_of(messages, count)?;
+            generate(session, Prompt::Chat(&messages), options, callback, user)
         }
     })
+}
+
+/// Messages of the Rust interface.
+///
+/// # Safety
+///
+/// As for [`tlite_chat`].
+pub(crate) unsafe fn messages_of(messages: *const TliteMessage, count: usize) -> Result<Vec<Message>> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        array("messages", messages, count)?
+            .iter()
+            .map(|m| message(m))
+            .collect()
+    }
 }
 
 /// Converts a message to that of the Rust interface.
@@ -189,46 +326,199 @@ unsafe fn message(given: &TliteMessage) -> Result<Message> {
     })
 }
 
-/// Converts the options to those of the Rust interface, without [`GenerateOptions::cancel`]. Also
-/// returns whether a full context slides.
-///
-/// # Safety
-///
-/// As for [`tlite_generate`].
-unsafe fn generate_options(
-    options: *const TliteGenerateOptions,
-) -> Result<(GenerateOptions, SamplerConfig, bool)> {
-    let (mut answer, mut sampling) = (GenerateOptions::default(), SamplerConfig::default());
-    // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { options_of(options) })? else {
-        return Ok((answer, sampling, false));
-    };
-    // SAFETY: as the caller promises.
-    let stop: Vec<String> = unsafe {
-        let given = array("stop", given.stop, given.stop_count)?;
-        let texts = given.iter().map(|s| Ok(text("stop", *s)?.to_owned()));
-        texts.collect::<Result<_>>()?
-    };
-    // SAFETY: as the caller promises.
-    answer.template_values = unsafe { json_object("template_values", given.template_values) }?;
-    answer.max_tokens = given.max_tokens;
-    answer.stop = StopStrings::new(stop)?;
-    sampling.temperature = given.temperature;
-    sampling.top_k = given.top_k;
-    sampling.top_p = given.top_p;
-    sampling.min_p = given.min_p;
-    sampling.seed = given.seed;
-    sampling.penalties = Penalties {
-        repetition: given.repetition_penalty,
-        ..sampling.penalties
-    };
-    Ok((answer, sampling, given.context_shift != 0))
+/// The text that an answer must match.
+enum Constraint {
+    Grammar(String),
+    JsonSchema(String),
 }
 
-/// The prompt of a call.
-enum Asked<'a> {
-    Text(&'a str),
-    Chat(Vec<Message>),
+/// A call's options, as those of the Rust interface.
+pub(crate) struct Settings {
+    /// Without [`GenerateOptions::cancel`].
+    pub(crate) answer: GenerateOptions,
+    sampling: SamplerConfig,
+    constraint: Option<Constraint>,
+    pub(crate) slides: bool,
+    on_token: TliteTokenCallback,
+}
+
+impl Settings {
+    /// # Safety
+    ///
+    /// As for [`tlite_generate`].
+    pub(crate) unsafe fn new(options: *const TliteGenerateOptions) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let given = unsafe { options_of(options) }?.unwrap_or_else(TliteGenerateOptions::defaults);
+        // SAFETY: as the caller promises.
+        let (stop, template_values, bias, grammar, schema) = unsafe {
+            let stop = array("stop", given.stop, given.stop_count)?.iter();
+            (
+                stop.map(|s| Ok(text("stop", *s)?.to_owned()))
+                    .collect::<Result<Vec<_>>>()?,
+                json_object("template_values", given.template_values)?,
+                array("logit_bias", given.logit_bias, given.logit_bias_count)?,
+                text_or_none("grammar", given.grammar)?.map(str::to_owned),
+                text_or_none("json_schema", given.json_schema)?.map(str::to_owned),
+            )
+        };
+        let constraint = match (grammar, schema) {
+            (Some(_), Some(_)) => {
+                return Err(Error::usage(
+                    "json_schema",
+                    "cannot be used with `grammar`; set one of them",
+                ));
+            }
+            (grammar, schema) => grammar
+                .map(Constraint::Grammar)
+                .or(schema.map(Constraint::JsonSchema)),
+        };
+        let log_probs = usize::try_from(given.log_probs).ok();
+        if log_probs.is_none() && given.log_probs != -1 {
+            let what = format!("is {}, expected -1 or more", given.log_probs);
+            return Err(Error::usage("log_probs", what));
+        }
+        if log_probs.is_some() && given.on_token.is_none() {
+            return Err(Error::usage("log_probs", "needs `on_token`, which receives them"));
+        }
+        let sampling = SamplerConfig {
+            logit_bias: bias.iter().map(|b| (b.token, b.bias)).collect(),
+            penalties: Penalties {
+                last_n: given.penalty_last_n,
+                repetition: given.repetition_penalty,
+                frequency: given.frequency_penalty,
+                presence: given.presence_penalty,
+            },
+            dry: Dry {
+                multiplier: given.dry_multiplier,
+                ..Dry::default()
+            },
+            top_k: given.top_k,
+            typical_p: given.typical_p,
+            top_p: given.top_p,
+            min_p: given.min_p,
+            temperature: given.temperature,
+            seed: given.seed,
+        };
+        Ok(Self {
+            answer: GenerateOptions {
+                max_tokens: given.max_tokens,
+                stop: StopStrings::new(stop)?,
+                log_probs,
+                template_values,
+                ..GenerateOptions::default()
+            },
+            sampling,
+            constraint,
+            slides: given.context_shift != 0,
+            on_token: given.on_token,
+        })
+    }
+
+    /// The sampler for a model.
+    pub(crate) fn sampler(&self, codec: &Codec) -> Result<Sampler> {
+        let sampler = Sampler::new(self.sampling.clone())?;
+        let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
+        let (name, grammar) = match &self.constraint {
+            None => return Ok(sampler),
+            Some(Constraint::Grammar(text)) => ("grammar", Grammar::lark(text, tokenizer, eos)),
+            Some(Constraint::JsonSchema(text)) => ("json_schema", Grammar::json_schema(text, tokenizer, eos)),
+        };
+        let grammar = grammar.map_err(|e| Error::usage(name, e.chain()))?;
+        Ok(sampler.constrained(Box::new(grammar)))
+    }
+}
+
+/// The callbacks of an answer.
+#[derive(Clone, Copy)]
+pub(crate) struct Receiver {
+    text: TliteCallback,
+    token: TliteTokenCallback,
+    user: *mut c_void,
+}
+
+// SAFETY: callbacks of requests may be called on another thread, as their creator promises; others
+// stay on the thread of their call.
+unsafe impl Send for Receiver {}
+
+impl Receiver {
+    /// # Safety
+    ///
+    /// The callbacks may be called with `user` until the receiver is dropped; from another thread
+    /// if it is sent there.
+    pub(crate) unsafe fn new(
+        callback: TliteCallback,
+        settings: &Settings,
+        user: *mut c_void,
+    ) -> Result<Self> {
+        Ok(Self {
+            text: Some(callback.ok_or_else(|| null("callback"))?),
+            token: settings.on_token,
+            user,
+        })
+    }
+
+    /// Passes a piece to the callbacks; an error if one of them wants no more.
+    fn put(&self, piece: &Piece, codec: &Codec) -> Result<()> {
+        if let (Some(callback), Some(token)) = (self.token, piece.token) {
+            let log_probs = piece.log_probs.as_ref();
+            let chosen = (token.id, log_probs.map_or(f32::NAN, |l| l.chosen));
+            let all =
+                std::iter::once(chosen).chain(log_probs.into_iter().flat_map(|l| l.top.iter().copied()));
+            let texts = all.map(|(id, log_prob)| {
+                let text = codec.tokenizer().decode(&[id])?;
+                Ok((id, log_prob, text.len(), with_end(&text)))
+            });
+            let texts: Vec<_> = texts.collect::<Result<_>>()?;
+            let of_c = texts.iter().map(|(token, log_prob, length, text)| TliteLogProb {
+                token: *token,
+                log_prob: *log_prob,
+                text: text.as_ptr().cast(),
+                length: *length,
+            });
+            let of_c: Vec<TliteLogProb> = of_c.collect();
+            if let Some((chosen, top)) = of_c.split_first() {
+                // SAFETY: the texts outlive the call; the rest is as promised to `new`.
+                let returned = unsafe { callback(chosen, top.as_ptr(), top.len(), self.user) };
+                if returned != 0 {
+                    return Err(stopped("on_token", returned));
+                }
+            }
+        }
+        if let (Some(callback), false) = (self.text, piece.text.is_empty()) {
+            let bytes = with_end(&piece.text);
+            // SAFETY: the bytes outlive the call and end with a 0; the rest is as promised to
+            // `new`.
+            let returned = unsafe { callback(bytes.as_ptr().cast(), piece.text.len(), self.user) };
+            if returned != 0 {
+                return Err(stopped("callback", returned));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes `pieces` to the callbacks. Returns false after one of them wanted no more, which the
+    /// last error of this thread then says.
+    pub(crate) fn receive(
+        &self,
+        pieces: &mut dyn Iterator<Item = Result<Piece>>,
+        codec: &Codec,
+    ) -> Result<bool> {
+        for piece in pieces {
+            match self.put(&piece?, codec) {
+                Err(e) if e.kind() == ErrorKind::Interrupted => {
+                    remember(e.kind().into(), &e.chain());
+                    return Ok(false);
+                }
+                done => done?,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A text that a 0 byte follows.
+fn with_end(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
 }
 
 /// Common part of [`tlite_generate`] and [`tlite_chat`].
@@ -238,42 +528,38 @@ enum Asked<'a> {
 /// As for [`tlite_generate`].
 unsafe fn generate(
     session: *const TliteSession,
-    asked: Asked<'_>,
+    prompt: Prompt<'_>,
     options: *const TliteGenerateOptions,
     callback: TliteCallback,
     user: *mut c_void,
 ) -> Result<TliteFinish> {
     // SAFETY: as the caller promises.
-    let (handle, (mut options, sampling, slides)) =
-        unsafe { (object("session", session)?, generate_options(options)?) };
-    let callback = callback.ok_or_else(|| null("callback"))?;
-    let sampler = Sampler::new(sampling)?;
-    let mut put = |text: &str| {
-        let bytes = [text.as_bytes(), &[0]].concat();
-        // SAFETY: the bytes outlive the call and end with a 0; the caller guarantees the rest.
-        unsafe { callback(bytes.as_ptr().cast(), text.len(), user) == 0 }
-    };
+    let (handle, mut settings) = unsafe { (object("session", session)?, Settings::new(options)?) };
+    // SAFETY: as the caller promises.
+    let receiver = unsafe { Receiver::new(callback, &settings, user) }?;
     let finished = handle.with(|conversation| {
-        options.cancel = handle.cancel.clone();
+        settings.answer.cancel = handle.cancel.clone();
         // A cancellation ends with the call, however the call ends.
         let _over = Over(&handle.cancel);
         let session = conversation.session();
-        session.set_sampler(sampler);
-        match asked {
-            Asked::Text(text) => {
-                let tokens = session
-                    .codec()
-                    .encode(text, &options.template_values, &options.cancel)?;
-                options.slide = slides.then_some(tokens.len());
-                let mut answer = session.generate(tokens.as_slice(), &options)?;
-                let wanted = stream(&mut answer, &mut put)?;
-                Ok(finish(wanted, answer.finish()))
+        let codec = session.codec().clone();
+        session.set_sampler(settings.sampler(&codec)?);
+        let options = &mut settings.answer;
+        match prompt {
+            Prompt::Chat(messages) => {
+                conversation.set_slides(settings.slides);
+                let mut answer = conversation.answer(messages.to_vec(), options)?;
+                let wanted = receiver.receive(&mut answer, &codec);
+                handle.set_metrics(answer.metrics());
+                Ok(finish(wanted?, answer.finish()))
             }
-            Asked::Chat(messages) => {
-                conversation.set_slides(slides);
-                let mut answer = conversation.answer(messages, &options)?;
-                let wanted = stream(&mut answer, &mut put)?;
-                Ok(finish(wanted, answer.finish()))
+            prompt => {
+                let tokens = codec.encode(prompt, &options.template_values, &options.cancel)?;
+                options.slide = settings.slides.then_some(tokens.len());
+                let mut answer = session.generate(tokens.as_slice(), options)?;
+                let wanted = receiver.receive(&mut answer, &codec);
+                handle.set_metrics(answer.metrics());
+                Ok(finish(wanted?, answer.finish()))
             }
         }
     });
@@ -285,7 +571,7 @@ unsafe fn generate(
 }
 
 /// Clears a flag when it is dropped.
-struct Over<'a>(pub &'a Cancel);
+pub(crate) struct Over<'a>(pub(crate) &'a Cancel);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
@@ -293,22 +579,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Passes the texts of `pieces` to `put` until it returns false. Returns whether `put` took them
-/// all.
-fn stream(
-    pieces: &mut dyn Iterator<Item = Result<Piece>>,
-    put: &mut dyn FnMut(&str) -> bool,
-) -> Result<bool> {
-    for piece in pieces {
-        let text = piece?.text;
-        if !text.is_empty() && !put(&text) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
+pub(crate) fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
     match finish {
         _ if !wanted => TliteFinish::Callback,
         Some(Finish::Stop) => TliteFinish::StopString,

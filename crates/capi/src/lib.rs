@@ -30,12 +30,16 @@
 )]
 
 mod args;
+pub mod batch;
+pub mod convert;
 pub mod error;
 pub mod generate;
 pub mod log;
 pub mod model;
 mod options;
+pub mod progress;
 pub mod quarantine;
+pub mod runner;
 pub mod session;
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,9 @@ struct ToListener;
 impl Log for ToListener {
     /// Accepts this library's lines up to `Info`, and only errors of other crates.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let own = metadata.target().starts_with("transformer_lite");
+        let own = ["transformer_lite", "tlite_c"]
+            .iter()
+            .any(|name| metadata.target().starts_with(name));
         metadata.level() <= if own { Level::Info } else { Level::Error }
     }
 

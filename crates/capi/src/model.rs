@@ -3,13 +3,16 @@
 use crate::args::{text, text_or_none};
 use crate::error::guarded;
 use crate::options::{Options, options_of, write_defaults};
-use std::ffi::{c_char, c_int};
+use crate::progress::{Progress, TliteProgressCallback};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
+use std::path::Path;
 use std::sync::Arc;
 use transformer_lite::options::{ImageUse, ReplayMode};
+use transformer_lite::results::Loading;
 use transformer_lite::{
-    Activations, BackendChoice, DEFAULT_CACHE_LIMIT, Error, KernelCache, KvType, Limits, LoadOptions, Model,
-    OpenOptions, Placement, Result,
+    Activations, BackendChoice, Codec, DEFAULT_CACHE_LIMIT, Error, KernelCache, KvType, Limits, LoadOptions,
+    Model, ModelFolder, OpenOptions, Placement, Result,
 };
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
@@ -64,6 +67,11 @@ pub struct TliteLoadOptions {
     pub limits: *const c_char,
     /// Threads of the backend "cpu", at most the cores that the process may use. 0 means all.
     pub threads: usize,
+    /// Receives progress of loading: kernels that are ready. It is called on the calling thread.
+    /// NULL for none.
+    pub on_progress: TliteProgressCallback,
+    /// Passed to `on_progress`.
+    pub progress_user: *mut c_void,
 }
 
 // SAFETY: as the trait requires.
@@ -86,6 +94,8 @@ unsafe impl Options for TliteLoadOptions {
             slice_ms: -1,
             limits: std::ptr::null(),
             threads: 0,
+            on_progress: None,
+            progress_user: std::ptr::null_mut(),
         }
     }
 }
@@ -95,24 +105,17 @@ pub(crate) fn kernel_cache_in(folder: &str) -> KernelCache {
     KernelCache::new(folder.into(), DEFAULT_CACHE_LIMIT)
 }
 
-/// Converts the options to those of the Rust interface.
+/// Where to run, and what may be consumed, of valid options.
 ///
 /// # Safety
 ///
 /// As for [`tlite_model_load`].
-pub(crate) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> {
-    let mut all = LoadOptions::default();
+unsafe fn place_and_limits(given: &TliteLoadOptions) -> Result<(Placement, Limits)> {
     // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { options_of(options) })? else {
-        return Ok(all);
-    };
-    // SAFETY: as the caller promises.
-    let (backend, device, kv, act, priority, cache, images, recording, limits) = unsafe {
+    let (backend, device, priority, cache, images, recording, limits) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
-            text_or_none("kv", given.kv)?,
-            text_or_none("act", given.act)?,
             text_or_none("priority", given.priority)?,
             text_or_none("kernel_cache", given.kernel_cache)?,
             text_or_none("images", given.images)?,
@@ -120,7 +123,7 @@ pub(crate) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
             text_or_none("limits", given.limits)?,
         )
     };
-    all.place = Placement {
+    let place = Placement {
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
         options: OpenOptions {
             priority: priority.map(str::parse).transpose()?,
@@ -132,14 +135,62 @@ pub(crate) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
             ..OpenOptions::of(device)
         },
     };
-    all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
-    all.act = act.map_or(Ok(Activations::default()), str::parse)?;
-    all.context = (given.context > 0).then_some(given.context);
-    all.limits = limits.map_or(Ok(Limits::default()), str::parse)?;
+    Ok((place, limits.map_or(Ok(Limits::default()), str::parse)?))
+}
+
+/// Where to run, and what may be consumed, for models of any kind; an error for options that only
+/// language models have.
+///
+/// # Safety
+///
+/// As for [`tlite_model_load`].
+pub(crate) unsafe fn open_options(options: *const TliteLoadOptions) -> Result<(Placement, Limits)> {
+    // SAFETY: as the caller promises.
+    let given = unsafe { options_of(options) }?.unwrap_or_else(TliteLoadOptions::defaults);
+    let others = [
+        ("context", given.context > 0),
+        ("kv", !given.kv.is_null()),
+        ("padding", given.padding > 0),
+        ("act", !given.act.is_null()),
+        ("on_progress", given.on_progress.is_some()),
+    ];
+    if let Some((name, _)) = others.iter().find(|(_, given)| *given) {
+        let what = "is for language models; leave it at its default to load a model of any kind";
+        return Err(Error::usage(*name, what));
+    }
+    // SAFETY: as the caller promises.
+    unsafe { place_and_limits(&given) }
+}
+
+/// Converts the options to those of the Rust interface, with the progress that the caller wants.
+///
+/// # Safety
+///
+/// As for [`tlite_model_load`].
+pub(crate) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<(LoadOptions, Progress)> {
+    // SAFETY: as the caller promises.
+    let given = unsafe { options_of(options) }?.unwrap_or_else(TliteLoadOptions::defaults);
+    // SAFETY: as the caller promises.
+    let (kv, act, (place, limits), progress) = unsafe {
+        (
+            text_or_none("kv", given.kv)?,
+            text_or_none("act", given.act)?,
+            place_and_limits(&given)?,
+            Progress::new(given.on_progress, given.progress_user),
+        )
+    };
+    let mut all = LoadOptions {
+        place,
+        kv: kv.map_or(Ok(KvType::default()), str::parse)?,
+        act: act.map_or(Ok(Activations::default()), str::parse)?,
+        context: (given.context > 0).then_some(given.context),
+        limits,
+        ..LoadOptions::default()
+    };
     if given.padding > 0 {
         all.padding = given.padding;
     }
-    Ok(all)
+    Ok((all, progress))
 }
 
 /// A time slice in milliseconds; `None` for -1.
@@ -175,10 +226,25 @@ pub unsafe extern "C" fn tlite_model_load(
 ) -> *mut TliteModel {
     guarded(std::ptr::null_mut(), || {
         // SAFETY: as the caller promises.
-        let (path, options) = unsafe { (text("path", path)?, load_options(options)?) };
-        let model = Model::load(path, &options)?;
+        let (path, (options, progress)) = unsafe { (text("path", path)?, load_options(options)?) };
+        let model = progress.during(|| load(Path::new(path), &options, &progress))?;
         Ok(Box::into_raw(Box::new(TliteModel(model))))
     })
+}
+
+fn load(path: &Path, options: &LoadOptions, progress: &Progress) -> Result<Model> {
+    let mut folder = ModelFolder::holding("path", path, &["tokenizer.json"])?;
+    folder.limits = options.limits.clone();
+    let codec = Arc::new(Codec::load(folder.clone())?);
+    let model = Model::with_codec(&folder, codec, options, &mut |step| match step {
+        Loading::Memory(memory) => log::info!("memory {memory}"),
+        Loading::New { kernels, .. } => log::info!("{kernels} kernels are new on this device"),
+        Loading::Kernels { ready, all } => progress.report(c"kernels", ready as u64, all as u64),
+    })?;
+    for note in model.notes() {
+        log::warn!("{note}");
+    }
+    Ok(model)
 }
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.

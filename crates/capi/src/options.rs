@@ -11,8 +11,8 @@ use transformer_lite::{Error, Result};
 ///
 /// # Safety
 ///
-/// The first member is the struct's size, a `usize`. Every bit pattern is valid: all members are
-/// numbers and pointers.
+/// The first member is the struct's size, a `usize`. All members are numbers, pointers and
+/// functions, so whatever a caller in C writes is valid.
 pub(crate) unsafe trait Options: Copy {
     /// Size of the struct in its first version.
     const FIRST: usize;
@@ -52,6 +52,24 @@ pub(crate) unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>
     Ok(Some(options))
 }
 
+/// Writes the first `size` bytes of `value`, and their number, to the caller's struct `name`.
+///
+/// # Safety
+///
+/// `target` is NULL or points to `size` bytes.
+pub(crate) unsafe fn write<T: Options>(name: &str, value: T, target: *mut T, size: usize) -> Result<()> {
+    if target.is_null() {
+        return Err(null(name));
+    }
+    check_size::<T>(size)?;
+    // SAFETY: both places hold `size` bytes, and each starts with the size.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), target.cast(), size);
+        target.cast::<usize>().write(size);
+    }
+    Ok(())
+}
+
 /// Writes the first `size` bytes of the defaults to `options` and sets their size. Returns 0 or -1.
 ///
 /// # Safety
@@ -59,16 +77,7 @@ pub(crate) unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>
 /// `options` is NULL or points to `size` bytes.
 pub(crate) unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) -> c_int {
     guarded(-1, || {
-        if options.is_null() {
-            return Err(null("options"));
-        }
-        check_size::<T>(size)?;
-        let defaults = T::defaults();
-        // SAFETY: both places hold `size` bytes, and each starts with the size.
-        unsafe {
-            std::ptr::copy_nonoverlapping((&raw const defaults).cast::<u8>(), options.cast(), size);
-            options.cast::<usize>().write(size);
-        }
-        Ok(0)
+        // SAFETY: as the caller promises.
+        unsafe { write("options", T::defaults(), options, size) }.map(|()| 0)
     })
 }

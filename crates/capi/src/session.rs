@@ -2,16 +2,20 @@
 
 use crate::args::object;
 use crate::error::guarded;
+use crate::generate::TliteMetrics;
 use crate::model::TliteModel;
+use crate::options::write;
 use std::ffi::c_int;
-use std::sync::{Mutex, TryLockError};
-use transformer_lite::{Cancel, Conversation, Error, ErrorKind, Result, Stage};
+use std::sync::{Mutex, PoisonError, TryLockError};
+use transformer_lite::{Cancel, Conversation, Error, ErrorKind, Metrics, Result, Stage};
 
 /// A token sequence with its own KV cache. Only one call at a time may use it, except
 /// `tlite_cancel` and `tlite_cancel_clear`, which may be called at any time.
 pub struct TliteSession {
     pub(crate) conversation: Mutex<Conversation>,
     pub(crate) cancel: Cancel,
+    /// Of the last answer.
+    pub(crate) metrics: Mutex<Metrics>,
 }
 
 /// Creates a session with an empty KV cache, to be freed with `tlite_session_free`, or returns NULL
@@ -26,6 +30,7 @@ pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut Tli
         let session = TliteSession {
             conversation: Mutex::new(Conversation::new(model.0.session()?, Vec::new())),
             cancel: Cancel::default(),
+            metrics: Mutex::default(),
         };
         Ok(Box::into_raw(Box::new(session)))
     })
@@ -83,7 +88,29 @@ pub unsafe extern "C" fn tlite_cancel_clear(session: *const TliteSession) {
     });
 }
 
+/// Writes counts and times of the session's last answer to `metrics`; `size` is `sizeof *metrics`.
+/// They are 0 before the first answer. Returns 0, or -1 if the library does not know this size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_session_metrics(
+    session: *const TliteSession,
+    metrics: *mut TliteMetrics,
+    size: usize,
+) -> c_int {
+    guarded(-1, || {
+        // SAFETY: as the caller promises.
+        let session = unsafe { object("session", session) }?;
+        let found = *session.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as the caller promises.
+        unsafe { write("metrics", found.into(), metrics, size) }?;
+        Ok(0)
+    })
+}
+
 impl TliteSession {
+    pub(crate) fn set_metrics(&self, metrics: Metrics) {
+        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = metrics;
+    }
+
     /// Runs `work` with the session's conversation; an error if another call is using it.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
         match self.conversation.try_lock() {

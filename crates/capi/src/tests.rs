@@ -116,9 +116,12 @@ fn options_of_an_earlier_header_are_a_prefix() {
     let wrote = unsafe { write_defaults::<Grown>(own.as_mut_ptr().cast(), whole + 1) };
     assert_eq!((wrote, own), (-1, [first, 1, 9]));
     // A later member must not take the place of padding.
-    let last = offset_of!(TliteLoadOptions, threads) + size_of::<usize>();
+    let last = offset_of!(TliteLoadOptions, progress_user) + size_of::<usize>();
     assert_eq!(last, size_of::<TliteLoadOptions>());
-    assert_eq!(TliteGenerateOptions::FIRST, size_of::<TliteGenerateOptions>());
+    let last = offset_of!(TliteGenerateOptions, logit_bias_count) + size_of::<usize>();
+    assert_eq!(last, size_of::<TliteGenerateOptions>());
+    let first = offset_of!(TliteGenerateOptions, grammar);
+    assert_eq!(TliteGenerateOptions::FIRST, first);
 }
 
 #[test]
@@ -175,6 +178,7 @@ fn a_session_in_pieces_is_refused() {
     let handle = TliteSession {
         conversation: Mutex::new(Conversation::new(session, Vec::new())),
         cancel: Cancel::default(),
+        metrics: Mutex::default(),
     };
     unsafe extern "C" fn ignore(_: *const c_char, _: usize, _: *mut c_void) -> c_int {
         0
@@ -185,5 +189,17 @@ fn a_session_in_pieces_is_refused() {
         let finish = unsafe { tlite_generate(&handle, c"x".as_ptr(), std::ptr::null(), Some(ignore), user) };
         assert_eq!(finish, TliteFinish::Error);
         assert_eq!(tlite_last_error_code(), code, "{}", last_error());
+    }
+}
+
+#[test]
+fn types_of_tensors_have_the_numbers_of_the_header() {
+    use crate::runner::{TYPES, dtype};
+    for (number, (found, of_c)) in (0..).zip(TYPES) {
+        assert_eq!((of_c as c_int, dtype("x", number).unwrap()), (number, found));
+    }
+    for number in [-1, 23] {
+        let e = dtype("x", number).unwrap_err();
+        assert!(matches!(&e, Error::Usage { name, .. } if name == "x"), "{e}");
     }
 }

@@ -3,7 +3,7 @@
 
 mod c;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tlite_testing::gguf::Traits;
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Outcome, Text, equal, refusal, speaking_model};
@@ -44,6 +44,16 @@ pub fn trials(suite: &mut Suite) {
     suite.add("c_header", c::header);
     suite.add("c_header_in_old_c_and_in_cpp", c::header_in_old_c_and_in_cpp);
     suite.add("c@reference_under_valgrind", c::under_valgrind);
+    if cfg!(target_os = "linux") {
+        suite.add("c_symbols", c::symbols);
+    }
+    let folder = |name| std::env::var_os(name).map(PathBuf::from);
+    match (folder("TLITE_TEST_MODELS"), folder("TLITE_TEST_MODEL_DIR")) {
+        (Some(models), Some(chat)) => suite.add("c_real_models", move || {
+            c::real_models(&models.join("mobilenetv2/model.onnx"), &chat.join("e0m4"))
+        }),
+        _ => suite.not_set("TLITE_TEST_MODELS and TLITE_TEST_MODEL_DIR name no folders with models"),
+    }
 }
 
 fn options(place: BackendChoice) -> LoadOptions {

@@ -1,6 +1,9 @@
 //! The C interface: its header, and a program that uses it.
 
 use super::{Outcome, equal, speaking_model};
+use std::collections::BTreeSet;
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tlite_testing::Text;
@@ -13,7 +16,18 @@ fn root() -> &'static Path {
 }
 
 /// The files of the C interface, in the order of the header.
-const FILES: [&str; 6] = ["error", "log", "model", "session", "generate", "quarantine"];
+const FILES: [&str; 10] = [
+    "error",
+    "log",
+    "progress",
+    "model",
+    "session",
+    "generate",
+    "batch",
+    "runner",
+    "convert",
+    "quarantine",
+];
 
 /// `include/tlite.h` is what `crates/capi` gives.
 pub fn header() -> Outcome {
@@ -45,11 +59,7 @@ pub fn header() -> Outcome {
 /// The folder of the library that cargo built with this program.
 fn library() -> Result<PathBuf, String> {
     let built = Path::new(env!("CARGO_BIN_EXE_tlite")).parent().unwrap_or(root());
-    let name = format!(
-        "{}tlite_c{}",
-        std::env::consts::DLL_PREFIX,
-        std::env::consts::DLL_SUFFIX
-    );
+    let name = format!("{DLL_PREFIX}tlite_c{DLL_SUFFIX}");
     // Beside the command lies what was built for itself, which may be older than what was built for
     // the tests.
     let folder = built.join("deps");
@@ -95,10 +105,10 @@ pub fn header_in_old_c_and_in_cpp() -> Outcome {
     Ok(())
 }
 
-/// Compiles the program and runs it with a model on `place`, by way of `runner`.
-fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
+/// Compiles the program `name` of tests/capi and runs it by way of `runner`.
+fn run(name: &str, arguments: &[&OsStr], runner: &[&str]) -> Outcome {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let (program, library) = (dir.path().join("capi"), library()?);
+    let (program, library) = (dir.path().join(name), library()?);
     let warnings = [
         "-std=c11",
         "-Wall",
@@ -113,35 +123,45 @@ fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
             .args(warnings)
             .arg("-I")
             .arg(root().join("include"))
-            .arg(root().join("tests/capi/capi.c"))
+            .arg(root().join("tests/capi").join(name).with_extension("c"))
             .arg("-o")
             .arg(&program)
             .arg("-L")
             .arg(&library)
-            .arg("-ltlite_c")
+            .args(["-ltlite_c", "-lm"])
             .arg(format!("-Wl,-rpath,{}", library.display())),
     )?;
-    let (_dir, model) = speaking_model();
     let mut words = runner.to_vec();
     let path = program.display().to_string();
     words.push(&path);
     let [first, rest @ ..] = words.as_slice() else {
         return Err("nothing to run".to_owned());
     };
-    let kernels = model.join("kernels");
     // Cargo's own list may name a folder with an older build first.
     let listed = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let said = output(
         Command::new(first)
             .env("LD_LIBRARY_PATH", format!("{}:{listed}", library.display()))
             .args(rest)
-            .arg(&model)
-            .arg(place.name())
-            .arg(&kernels),
+            .args(arguments),
     )?;
     if said.trim() != env!("CARGO_PKG_VERSION") {
         return Err(format!("the program says {said:?}"));
     }
+    Ok(())
+}
+
+/// The programs that need no real model, on `place`.
+fn run_tiny(place: BackendChoice, runner: &[&str]) -> Outcome {
+    let (dir, model) = speaking_model();
+    let kernels = model.join("kernels");
+    let backend = OsStr::new(place.name());
+    run("capi", &[model.as_ref(), backend, kernels.as_ref()], runner)?;
+    let (gguf, converted) = (dir.path().join("tiny.gguf"), dir.path().join("converted"));
+    let arguments = [model.as_ref(), backend, gguf.as_ref(), converted.as_ref()];
+    run("features", &arguments, runner)?;
+    // Nothing of the conversion that was stopped is left.
+    equal(&std::fs::read_dir(dir.path()).text()?.count(), &3)?;
     let kept = Store::new(kernels, DEFAULT_LIMIT).entries().text()?.len();
     match place {
         // Nothing is compiled there.
@@ -150,12 +170,12 @@ fn run(place: BackendChoice, runner: &[&str]) -> Outcome {
     }
 }
 
-/// The program on a back end.
+/// The programs on a back end.
 pub fn runs(place: BackendChoice) -> Outcome {
-    run(place, &[])
+    run_tiny(place, &[])
 }
 
-/// The program on the host, with every access to memory and every block that is not freed looked
+/// The programs on the host, with every access to memory and every block that is not freed looked
 /// at.
 pub fn under_valgrind() -> Outcome {
     let valgrind = [
@@ -165,5 +185,32 @@ pub fn under_valgrind() -> Outcome {
         "--leak-check=full",
         "--errors-for-leak-kinds=definite,indirect",
     ];
-    run(BackendChoice::Reference, &valgrind)
+    run_tiny(BackendChoice::Reference, &valgrind)
+}
+
+/// A picture model and an answer of a chat model that a schema constrains, on the CPU backend.
+pub fn real_models(pictures: &Path, chat: &Path) -> Outcome {
+    run(
+        "models",
+        &[pictures.as_ref(), chat.as_ref(), OsStr::new("cpu")],
+        &[],
+    )
+}
+
+/// The library exports the functions of the header, and nothing else.
+pub fn symbols() -> Outcome {
+    let name = library()?.join(format!("{DLL_PREFIX}tlite_c{DLL_SUFFIX}"));
+    let listed = output(
+        Command::new("nm")
+            .args(["-D", "--defined-only", "--format=posix"])
+            .arg(name),
+    )?;
+    let exported: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').next()).collect();
+    let header = std::fs::read_to_string(root().join("include/tlite.h")).text()?;
+    let functions = header.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '(');
+    let functions = functions
+        .filter_map(|word| word.split_once('('))
+        .map(|(name, _)| name);
+    let functions = functions.filter(|name| name.starts_with("tlite_")).collect();
+    equal(&exported, &functions)
 }
