@@ -200,6 +200,11 @@ setup_cxx() {
     have g++ || install g++
 }
 
+# The compiler of Kotlin 1.3, and a Java VM with the headers of JNI.
+setup_kotlin() {
+    have kotlinc && have javac || install kotlin default-jdk-headless
+}
+
 # Builds the fuzz targets and sets FUZZ to their program, unless FUZZ is already set. FUZZ_COVERAGE
 # always makes a separate build, in which coverage guides libFuzzer and integer overflows are
 # findings. Without it, seeds are changed at random.

@@ -47,6 +47,7 @@ setup_drivers
 setup_browser
 setup_valgrind
 setup_cxx
+setup_kotlin
 setup_rust
 cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
     { have rustup && rustup -q component add rustfmt clippy >&2; } || install rustfmt rust-clippy
@@ -109,6 +110,7 @@ step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,
 step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py tools/compare_int8.py tools/facts.py
 step "Tests" cargo test "${tests[@]}" --no-fail-fast
+step "Kotlin" tools/kotlin.sh
 # At random times, so each run tries others.
 step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
 if [ -n "$nightly" ]; then

@@ -30,3 +30,7 @@ android {
 kotlin {
     jvmToolchain(17)
 }
+
+dependencies {
+    implementation("org.jetbrains.kotlinx:kotlinx-coroutines-core:1.10.2")
+}

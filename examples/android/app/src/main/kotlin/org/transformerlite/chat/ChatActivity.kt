@@ -13,12 +13,15 @@ import android.widget.TextView
 import java.io.File
 import java.util.concurrent.Executors
 import org.transformerlite.Finish
+import org.transformerlite.GenerateOptions
+import org.transformerlite.LoadOptions
 import org.transformerlite.LogLevel
 import org.transformerlite.Message
 import org.transformerlite.Model
 import org.transformerlite.Session
 import org.transformerlite.TliteException
 import org.transformerlite.TliteLog
+import org.transformerlite.prepareAndroid
 
 /** A chat with the model in the folder `model` of the app's files. */
 class ChatActivity : Activity() {
@@ -55,6 +58,7 @@ class ChatActivity : Activity() {
                 addView(line)
             }
         )
+        prepareAndroid()
         TliteLog.listen { level, text ->
             val priority = when (level) {
                 LogLevel.ERROR -> Log.ERROR
@@ -73,7 +77,8 @@ class ChatActivity : Activity() {
         }
         say(getString(R.string.loading))
         work {
-            session = Model(folder.path, cache = File(cacheDir, "kernels").path).use { it.session() }
+            val options = LoadOptions(cache = File(cacheDir, "kernels").path)
+            session = Model(folder.path, options).use { it.session() }
             runOnUiThread {
                 say(getString(R.string.ready))
                 button.isEnabled = true
@@ -94,7 +99,7 @@ class ChatActivity : Activity() {
         work {
             val answer = StringBuilder()
             try {
-                val finish = session?.chat(asked, contextShift = true) { piece ->
+                val finish = session?.chat(asked, GenerateOptions(contextShift = true)) { piece ->
                     answer.append(piece)
                     runOnUiThread { put(piece) }
                     true
