@@ -1,5 +1,6 @@
 //! Constraints on generated text.
 
+use super::schema::DefaultBound;
 use crate::error::Result;
 
 /// Decides which tokens may come next.
@@ -16,4 +17,9 @@ pub trait Constraint: Send {
 
     /// True if the text is complete and only its end may follow.
     fn is_complete(&self) -> bool;
+
+    /// The default bounds at which values of the text ended.
+    fn reached(&self) -> Vec<DefaultBound> {
+        Vec::new()
+    }
 }

@@ -1,6 +1,7 @@
 //! The generation loop: feed, sample, stop.
 
 use super::draft::Speculation;
+use super::schema::DefaultBound;
 use super::{Cancel, Candidates, LanguageModel, LogProbs, Metrics, Progress, Sampler, SamplerNeeds};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::{num, quota};
@@ -225,6 +226,11 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Why generation ended; `None` before the end and after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+
+    /// The default bounds at which values of the text ended, if a schema constrains it.
+    pub fn reached(&self) -> Vec<DefaultBound> {
+        self.sampler.reached()
     }
 
     /// Counts and times so far.

@@ -3,11 +3,12 @@
 
 use super::Tokenizer;
 use super::constraint::Constraint;
-use super::schema::{self, WhiteSpace};
+use super::schema::watch::{self, Watch};
+use super::schema::{self, DefaultBound, SchemaOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use llguidance::api::{GrammarInit, TopLevelGrammar};
-use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory, panic_utils};
+use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser, panic_utils};
 use serde_json::Value;
 use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
@@ -16,9 +17,80 @@ use std::sync::Arc;
 /// A grammar for one vocabulary.
 pub struct Grammar {
     /// The state at the start of a text.
-    fresh: Matcher,
-    matcher: Matcher,
+    fresh: State,
+    state: State,
     eos: Vec<u32>,
+    /// See [`watch::features`]. Empty without a watch.
+    features: Vec<u8>,
+}
+
+/// The state of a text.
+struct State {
+    parser: TokenParser,
+    /// For JSON.
+    watch: Option<Watch>,
+    /// The parser cannot go on.
+    failure: Option<String>,
+}
+
+impl State {
+    fn copy(&self) -> Self {
+        Self {
+            parser: self.parser.deep_clone(),
+            watch: self.watch.clone(),
+            failure: self.failure.clone(),
+        }
+    }
+
+    /// Calls the parser, which may panic. After an error, it is not called again.
+    fn call<T>(&mut self, call: impl FnOnce(&mut TokenParser) -> Result<T, String>) -> Result<T, String> {
+        if let Some(e) = &self.failure {
+            return Err(e.clone());
+        }
+        let parser = &mut self.parser;
+        let result = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(call(parser))));
+        let result = result.map_err(|e| e.to_string()).flatten();
+        self.failure = result.as_ref().err().cloned();
+        result
+    }
+
+    /// True if only the end of the text may follow.
+    fn is_stopped(&self) -> bool {
+        self.failure.is_some() || self.parser.stop_reason() != StopReason::NotStopped
+    }
+
+    /// Whether each token may come next, and whether the text may end.
+    fn allowed(&mut self) -> Result<(SimpleVob, bool), String> {
+        self.call(|parser| {
+            let ends = parser.is_accepting();
+            let stopped = parser.stop_reason() != StopReason::NotStopped;
+            match stopped {
+                true => Ok((parser.token_env.tok_trie().eos_token_set(), ends)),
+                false => parser
+                    .compute_mask()
+                    .map(|m| (m, ends))
+                    .map_err(|e| e.to_string()),
+            }
+        })
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        let mut watch = self.watch.take();
+        let taken = self.call(|parser| {
+            let env = parser.token_env.clone();
+            if let Some(watch) = &mut watch {
+                let word = env.tok_trie().token(token);
+                if !watch.allows(parser, word) {
+                    return Err("it repeats the name of a member".to_owned());
+                }
+                watch.accept(word);
+            }
+            parser.consume_token(token).map_err(|e| e.to_string())?;
+            parser.check_stop().map(|_| ()).map_err(|e| e.to_string())
+        });
+        self.watch = watch;
+        taken
+    }
 }
 
 impl Grammar {
@@ -31,52 +103,68 @@ impl Grammar {
             return Err(unusable(GRAMMAR, &what));
         }
         let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(text.to_owned()));
-        Self::of(grammar, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(GRAMMAR, &e))
+        Self::of(grammar, None, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(GRAMMAR, &e))
     }
 
-    /// JSON that matches a schema, with the default white space. Errors as of
+    /// JSON that matches a schema, with default options. Errors as of
     /// [`Grammar::json_schema_with`].
     pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
-        Self::json_schema_with(text, WhiteSpace::default(), tokenizer, eos)
+        Self::json_schema_with(text, &SchemaOptions::default(), tokenizer, eos)
     }
 
-    /// JSON that matches a schema, with `space` between its tokens. An error for invalid JSON, and
-    /// for a schema that is wrong or has a keyword which cannot be expressed; it names the keyword.
+    /// JSON that matches a schema. The members of an object are written in the order of the schema.
+    /// If `properties` or `patternProperties` declares members, others need `additionalProperties`.
+    /// No two members of an object have one name. Values that the schema does not bound are bounded
+    /// ([`DefaultBound`]). An error for invalid JSON, for a schema that is wrong or has a keyword
+    /// which cannot be expressed (it names the keyword), and for one that only an empty object
+    /// matches.
     pub fn json_schema_with(
         text: &str,
-        space: WhiteSpace,
+        options: &SchemaOptions,
         tokenizer: &Tokenizer,
         eos: &[u32],
     ) -> Result<Self> {
         let unusable = |e: &dyn Display| unusable(SCHEMA, e);
         let schema: Value = serde_json::from_str(text).map_err(|e| unusable(&e))?;
-        let made = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(schema::compile(&schema, space))));
-        let (grammar, lexer) = made.map_err(|e| unusable(&e))?.map_err(|e| unusable(&e))?;
-        let init = GrammarInit::Internal(grammar, lexer);
-        Self::of(init, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(&e))
+        let made = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(schema::compile(&schema, options))));
+        let made = made.map_err(|e| unusable(&e))?.map_err(|e| unusable(&e))?;
+        let watch = Watch::new(made.open, !options.json_unbounded);
+        let init = GrammarInit::Internal(made.grammar, made.lexer);
+        Self::of(init, Some(watch), &vocabulary(tokenizer)?, eos).map_err(|e| unusable(&e))
     }
 
     /// The error is the parser's.
-    fn of(grammar: GrammarInit, tokens: &Vocabulary, eos: &[u32]) -> Result<Self, String> {
+    fn of(
+        grammar: GrammarInit,
+        watch: Option<Watch>,
+        tokens: &Vocabulary,
+        eos: &[u32],
+    ) -> Result<Self, String> {
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
             let trie = TokTrie::from(&TokRxInfo::new(tokens.end + 1, tokens.end), &tokens.words);
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let mut factory = ParserFactory::new_simple(&env)?;
             factory.quiet();
-            factory.create_parser_from_init_default(grammar)
+            let mut parser = factory.create_parser_from_init_default(grammar)?;
+            parser.start_without_prompt();
+            Ok(parser)
         }));
-        let fresh = Matcher::new(made);
-        if let Some(e) = fresh.get_error() {
-            return Err(e);
-        }
+        let fresh = State {
+            parser: made.map_err(|e| e.to_string())?,
+            watch,
+            failure: None,
+        };
         // Some grammars fail only when asked for the first token.
-        let mut first = fresh.deep_clone();
-        let allowed = first.compute_mask_or_eos().map_err(|e| e.to_string())?;
-        if allowed.is_zero() && !first.is_accepting().map_err(|e| e.to_string())? {
+        let (allowed, ends) = fresh.copy().allowed()?;
+        if allowed.is_zero() && !ends {
             return Err("no text matches it".to_owned());
         }
         Ok(Self {
-            matcher: fresh.deep_clone(),
+            state: fresh.copy(),
+            features: fresh
+                .watch
+                .as_ref()
+                .map_or_else(Vec::new, |_| watch::features(&tokens.words)),
             fresh,
             eos: eos.to_vec(),
         })
@@ -166,19 +254,29 @@ fn vocabulary(tokenizer: &Tokenizer) -> Result<Vocabulary> {
 
 impl Constraint for Grammar {
     fn start(&mut self) -> Result<()> {
-        self.matcher = self.fresh.deep_clone();
+        self.state = self.fresh.copy();
         Ok(())
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
         let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {}", line(e)));
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
-        let ends = self.matcher.is_accepting().map_err(|e| failed(&e))?;
-        let size = allowed.len();
+        let (allowed, ends) = self.state.allowed().map_err(|e| failed(&e))?;
+        let allows = |id: u32| (id as usize) < allowed.len() && allowed.is_allowed(id);
+        let watch = self.state.watch.take();
+        let forbidden = match &watch {
+            Some(watch) if !self.state.is_stopped() => self
+                .state
+                .call(|parser| Ok(watch.forbidden(parser, &self.features, &allows))),
+            _ => Ok(Vec::new()),
+        };
+        self.state.watch = watch;
+        let forbidden = forbidden.map_err(|e| failed(&e))?;
+        let mut forbidden = forbidden.into_iter().peekable();
         let mut left = false;
         for (id, logit) in (0u32..).zip(logits) {
+            let repeats = forbidden.next_if_eq(&id).is_some();
             let is_end = self.eos.contains(&id);
-            if is_end && ends || !is_end && (id as usize) < size && allowed.is_allowed(id) {
+            if is_end && ends || !is_end && allows(id) && !repeats {
                 left = true;
             } else {
                 *logit = f32::NEG_INFINITY;
@@ -191,8 +289,7 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, token: u32) -> Result<()> {
-        let taken = self.matcher.consume_token(token);
-        taken.map_err(|e| {
+        self.state.accept(token).map_err(|e| {
             Error::other(
                 Stage::Text,
                 format!("the grammar does not allow token {token}: {}", line(&e)),
@@ -201,7 +298,11 @@ impl Constraint for Grammar {
     }
 
     fn is_complete(&self) -> bool {
-        self.matcher.is_stopped()
+        self.state.is_stopped()
+    }
+
+    fn reached(&self) -> Vec<DefaultBound> {
+        self.state.watch.as_ref().map_or_else(Vec::new, Watch::reached)
     }
 }
 

@@ -46,7 +46,7 @@ pub use model::Model;
 pub use progress::Progress;
 pub use prompt_cache::States;
 pub use sampler::{Sampler, SamplerConfig, SamplerNeeds};
-pub use schema::WhiteSpace;
+pub use schema::{DefaultBound, SchemaOptions, WhiteSpace};
 pub use session::{Answer, GenerateOptions, Piece, Session};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, Message, Raised};

@@ -2,6 +2,7 @@
 
 use super::codec::Codec;
 use super::folder::ModelFolder;
+use super::grammar::Grammar;
 use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose, Used};
 use super::session::Session;
 use crate::backend::Stats;
@@ -65,6 +66,12 @@ impl Model {
     /// Tokenizer, chat template and end tokens.
     pub fn codec(&self) -> &Arc<Codec> {
         &self.codec
+    }
+
+    /// JSON that matches the schema `text`, for a sampler of this model. Errors as of
+    /// [`Grammar::json_schema_with`].
+    pub fn json_schema(&self, text: &str) -> Result<Grammar> {
+        Grammar::json_schema(text, self.codec.tokenizer(), self.codec.eos())
     }
 
     /// Where the model runs.

@@ -10,6 +10,7 @@ pub use range::Range;
 
 use super::candidates::{CandidateRow, Candidates};
 use super::constraint::Constraint;
+use super::schema::DefaultBound;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::num;
 use filters::Candidate;
@@ -252,6 +253,11 @@ impl Sampler {
     /// True if the constraint is complete and only the end may follow.
     pub fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(|c| c.is_complete())
+    }
+
+    /// The default bounds at which values of the text ended ([`Constraint::reached`]).
+    pub fn reached(&self) -> Vec<DefaultBound> {
+        self.constraint.as_ref().map_or_else(Vec::new, |c| c.reached())
     }
 
     /// True if the choice is always the first largest logit.

@@ -9,11 +9,13 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 mod text;
+pub(super) mod watch;
 
 use llguidance::derivre::RegexAst;
 use llguidance::earley::Grammar;
 use llguidance::earley::lexerspec::LexerSpec;
 use serde_json::Value;
+use std::fmt;
 
 /// White space between the tokens of JSON that a schema constrains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,8 +39,68 @@ impl WhiteSpace {
     }
 }
 
-/// The grammar and the lexer of JSON that satisfies `schema`. The error names the keyword that is
-/// wrong or cannot be expressed.
-pub(super) fn compile(schema: &Value, space: WhiteSpace) -> Result<(Grammar, LexerSpec), String> {
-    emit::grammar(schema, space.regex())
+/// How JSON that a schema constrains is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchemaOptions {
+    /// White space between the tokens.
+    pub json_space: WhiteSpace,
+    /// Lifts the bounds of values that the schema does not bound ([`DefaultBound`]).
+    pub json_unbounded: bool,
+}
+
+/// A bound of values that a schema does not bound. It makes sure that an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultBound {
+    /// A number has at most 40 digits.
+    Digits,
+    /// A string, or the name of a member, has at most 4096 characters.
+    Characters,
+    /// An array has at most 256 items, and an object at most 256 members that are not declared.
+    Items,
+}
+
+impl DefaultBound {
+    /// The largest number of digits, characters or items.
+    pub fn most(self) -> u32 {
+        match self {
+            Self::Digits => 40,
+            Self::Characters => 4096,
+            Self::Items => 256,
+        }
+    }
+}
+
+impl fmt::Display for DefaultBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, keyword) = match self {
+            Self::Digits => ("a number ended at the default bound of 40 digits", "`maximum`"),
+            Self::Characters => (
+                "a string ended at the default bound of 4096 characters",
+                "`maxLength`",
+            ),
+            Self::Items => (
+                "a list ended at the default bound of 256 items",
+                "`maxItems` or `maxProperties`",
+            ),
+        };
+        write!(
+            f,
+            "{value}; set {keyword} in the schema, or lift all default bounds with `json_unbounded`"
+        )
+    }
+}
+
+/// A schema as a grammar.
+pub(super) struct Compiled {
+    pub grammar: Grammar,
+    pub lexer: LexerSpec,
+    /// Objects may have members that are not declared. The grammar does not forbid that two of them
+    /// have one name.
+    pub open: bool,
+}
+
+/// The grammar of JSON that satisfies `schema`. The error names the keyword that is wrong or cannot
+/// be expressed.
+pub(super) fn compile(schema: &Value, options: &SchemaOptions) -> Result<Compiled, String> {
+    emit::grammar(schema, options)
 }

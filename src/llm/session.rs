@@ -3,12 +3,14 @@
 use super::codec::{Codec, Prompt};
 use super::draft::{Draft, Speculation, reuse};
 use super::sampler::Sampler;
+use super::schema::DefaultBound;
 use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
 use super::tokenizer::TextStream;
 use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
+use crate::backend::NOTE;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::num;
 use std::collections::BTreeMap;
@@ -261,6 +263,12 @@ impl Answer<'_> {
         self.reused
     }
 
+    /// The default bounds at which values of the text ended, if a schema constrains it. They are
+    /// also logged as warnings at the end.
+    pub fn reached(&self) -> Vec<DefaultBound> {
+        self.generator.reached()
+    }
+
     /// Counts and times so far.
     pub fn metrics(&self) -> Metrics {
         self.generator.metrics()
@@ -285,6 +293,9 @@ impl Answer<'_> {
                 token: Some(token),
                 log_probs: self.generator.log_probs().cloned(),
             }));
+        }
+        for bound in self.reached() {
+            log::warn!(target: NOTE, "{bound}");
         }
         let rest = self.text.take().map(TextStream::finish).transpose()?;
         let mut text = self.stop.push(&rest.unwrap_or_default());

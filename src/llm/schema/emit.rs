@@ -1,10 +1,10 @@
 //! Writes the grammar of a schema, with one symbol per list of claims.
 
 use super::array::{ArrayShape, Arrays};
-use super::logic::{Claim, Goal, Key, Outcome, Schemas};
+use super::logic::{Claim, Goal, Key, Kind, Outcome, Schemas};
 use super::object::{ObjectShape, Objects};
 use super::scalar::{Rx, Scalar};
-use super::text;
+use super::{Compiled, DefaultBound, SchemaOptions, text};
 use llguidance::api::SkipSpec;
 use llguidance::derivre::RegexAst;
 use llguidance::earley::lexerspec::{LexemeClass, LexerSpec};
@@ -17,6 +17,11 @@ use std::fmt::Display;
 const MAX_SYMBOLS: usize = 50_000;
 /// Maximum number of different values that the elements of an array with `uniqueItems` may have.
 const MAX_DISTINCT: usize = 10;
+
+const NO_TEXT: &str =
+    "no text matches it (where `properties` declares members, others need `additionalProperties`)";
+const ONLY_EMPTY: &str = "only the empty object {} matches it; declare members in `properties`, or allow \
+                          others with `additionalProperties`";
 
 /// A member or an element that occurs at most once.
 struct Step {
@@ -32,6 +37,8 @@ struct Series {
     rest: Option<SymIdx>,
     least: usize,
     most: usize,
+    /// Maximum number of items after the steps if `most` sets no bound.
+    extra: Option<usize>,
     /// An optional step may be missing even if later steps are present.
     gaps: bool,
 }
@@ -44,18 +51,26 @@ pub struct Emitter<'s> {
     symbols: HashMap<Vec<Key>, SymIdx>,
     pending: VecDeque<(Goal<'s>, SymIdx)>,
     words: HashMap<&'static str, SymIdx>,
+    /// Values that the schema does not bound are bounded.
+    bounded: bool,
+    /// See [`Compiled::open`].
+    open: bool,
+}
+
+fn is_power_of_four(n: usize) -> bool {
+    n.is_power_of_two() && n.ilog2() % 2 == 0
 }
 
 fn failed(e: impl Display) -> String {
     e.to_string()
 }
 
-/// The grammar of `schema`. The white space between tokens matches `space`.
-pub fn grammar(schema: &Value, space: RegexAst) -> Outcome<(Grammar, LexerSpec)> {
+/// The grammar of `schema`.
+pub fn grammar(schema: &Value, options: &SchemaOptions) -> Outcome<Compiled> {
     let mut lexer = LexerSpec::new().map_err(failed)?;
     lexer.regex_builder.unicode(true).utf8(true);
     let class = lexer
-        .setup_lexeme_class_with_skip(SkipSpec::once(space))
+        .setup_lexeme_class_with_skip(SkipSpec::once(options.json_space.regex()))
         .map_err(failed)?;
     let mut emitter = Emitter {
         schemas: Schemas::new(schema),
@@ -65,22 +80,62 @@ pub fn grammar(schema: &Value, space: RegexAst) -> Outcome<(Grammar, LexerSpec)>
         symbols: HashMap::new(),
         pending: VecDeque::new(),
         words: HashMap::new(),
+        bounded: !options.json_unbounded,
+        open: false,
     };
     let start = emitter.symbol("start")?;
     emitter.grammar.sym_props_mut(start).is_start = true;
     let goal = vec![emitter.schemas.claim()];
     if !emitter.schemas.may_be_met(&goal)? {
-        return Err("no text matches it".to_owned());
+        return Err(NO_TEXT.to_owned());
+    }
+    if emitter.is_empty_object(&goal)? {
+        return Err(ONLY_EMPTY.to_owned());
     }
     let root = emitter.goal(goal)?;
     emitter.rule(start, vec![root])?;
     while let Some((goal, symbol)) = emitter.pending.pop_front() {
         emitter.value(&goal, symbol)?;
     }
-    Ok((emitter.grammar, emitter.lexer))
+    Ok(Compiled {
+        grammar: emitter.grammar,
+        lexer: emitter.lexer,
+        open: emitter.open,
+    })
 }
 
 impl<'s> Emitter<'s> {
+    /// Whether only the empty object satisfies `goal`.
+    fn is_empty_object(&self, goal: &[Claim<'s>]) -> Outcome<bool> {
+        for kind in Scalar::ALL {
+            if self.schemas.goal(&kind, goal)?.may_match() {
+                return Ok(false);
+            }
+        }
+        let arrays = self.schemas.goal(&Arrays, goal)?;
+        if Arrays.may_hold(&self.schemas, &arrays)? {
+            return Ok(false);
+        }
+        for shape in self.schemas.goal(&Objects, goal)? {
+            if shape.may_have_members(&self.schemas)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn scalar(&self, kind: Scalar, set: Rx) -> Option<RegexAst> {
+        match self.bounded {
+            true => kind.bounded(set),
+            false => kind.regex(set),
+        }
+    }
+
+    /// The bound of a value that the schema does not bound.
+    fn bound(&self, bound: DefaultBound) -> Option<u32> {
+        self.bounded.then_some(bound.most())
+    }
+
     fn symbol(&mut self, name: &str) -> Outcome<SymIdx> {
         if self.grammar.num_symbols() >= MAX_SYMBOLS {
             return Err(format!(
@@ -143,7 +198,7 @@ impl<'s> Emitter<'s> {
             let set = self.schemas.goal(&kind, goal)?;
             // A terminal that matches nothing may confuse the lexer.
             let set = if set.may_match() { set } else { Rx::None };
-            scalars.extend(kind.regex(set));
+            scalars.extend(self.scalar(kind, set));
         }
         let mut possible = !scalars.is_empty();
         if possible {
@@ -189,20 +244,22 @@ impl<'s> Emitter<'s> {
             }
         }
         let mut rest = Vec::new();
-        for (class, goal) in &shape.others {
-            if !self.schemas.may_be_met(goal)? {
+        for others in shape.open() {
+            if !self.schemas.may_be_met(&others.goal)? {
                 continue;
             }
-            let mut names = vec![Scalar::Text.regex(class.clone()).unwrap_or(RegexAst::NoMatch)];
+            let names = self.scalar(Scalar::Text, others.names.clone());
+            let mut names = vec![names.unwrap_or(RegexAst::NoMatch)];
             if !taken.is_empty() {
                 names.push(RegexAst::Not(Box::new(RegexAst::Or(taken.clone()))));
             }
             let names = Rx::Some(RegexAst::And(names));
             if let (true, Rx::Some(names)) = (names.may_match(), names) {
-                rest.push(self.member(names, goal.clone())?);
+                rest.push(self.member(names, others.goal.clone())?);
             }
         }
         let rest = self.select(rest)?;
+        self.open |= rest.is_some();
         let brackets = ["{", "}"];
         let (least, most) = (shape.least, shape.most);
         self.series(&Series {
@@ -211,6 +268,7 @@ impl<'s> Emitter<'s> {
             rest,
             least,
             most,
+            extra: self.bound(DefaultBound::Items).map(|n| (n as usize).max(least)),
             gaps: true,
         })
     }
@@ -263,12 +321,15 @@ impl<'s> Emitter<'s> {
             false => None,
         };
         let brackets = ["[", "]"];
+        let count = steps.len();
+        let extra = |n| (n as usize).max(shape.least).saturating_sub(count);
         self.series(&Series {
             brackets,
             steps,
             rest,
             least: shape.least,
             most,
+            extra: self.bound(DefaultBound::Items).map(extra),
             gaps: false,
         })
     }
@@ -339,7 +400,7 @@ impl<'s> Emitter<'s> {
         let most = if list.most < usize::MAX {
             Some(list.most.saturating_sub(n))
         } else {
-            None
+            list.extra
         };
         let rest = list.rest.filter(|_| most != Some(0));
         if rest.is_none() && least > 0 {
@@ -394,6 +455,21 @@ impl<'s> Emitter<'s> {
         match n {
             0 => {}
             1 => self.rule(all, vec![symbol])?,
+            n if n.checked_add(1).is_some_and(is_power_of_four) => {
+                // At most three of each power of four, the largest first.
+                let (mut unit, mut parts) = (symbol, Vec::new());
+                for power in 0..(n + 1).ilog2() / 2 {
+                    if power > 0 {
+                        unit = self.join(vec![unit; 4])?;
+                    }
+                    let some = self.symbol("")?;
+                    for count in 0..4 {
+                        self.rule(some, vec![unit; count])?;
+                    }
+                    parts.insert(0, some);
+                }
+                return self.join(parts);
+            }
             n if n % 2 == 0 => {
                 let (exact, fewer) = (self.exactly(symbol, n)?, self.up_to(symbol, n - 1)?);
                 let some = self.symbol("")?;

@@ -111,6 +111,11 @@ pub fn any() -> RegexAst {
     regex(format!("-?{}", unsigned()))
 }
 
+/// Texts with at most `most` digits and any other characters of numbers.
+pub fn digits_up_to(most: u32) -> RegexAst {
+    regex(format!("[-+.eE]*([0-9][-+.eE]*){{0,{most}}}"))
+}
+
 fn unsigned() -> String {
     format!("{WHOLE}{FRACTION}([eE][+-]?[0-9]+)?")
 }

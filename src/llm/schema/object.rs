@@ -8,6 +8,16 @@ use serde_json::{Map, Value};
 /// Maximum number of classes of names that patterns distinguish.
 const MAX_CLASSES: usize = 256;
 
+/// Names that are not listed.
+#[derive(Clone, Debug)]
+pub struct Others<'s> {
+    pub names: Rx,
+    /// The claims that members with such names must satisfy.
+    pub goal: Goal<'s>,
+    /// The schema allows such members by `additionalProperties` or a pattern.
+    allowed: bool,
+}
+
 /// The objects that meet all of these conditions.
 #[derive(Clone, Debug)]
 pub struct ObjectShape<'s> {
@@ -16,9 +26,10 @@ pub struct ObjectShape<'s> {
     pub named: Vec<(String, Goal<'s>)>,
     /// Names of members that must exist.
     pub required: Vec<String>,
-    /// Disjoint classes of all other names, with the claims that members with such names must
-    /// satisfy.
-    pub others: Vec<(Rx, Goal<'s>)>,
+    /// Disjoint classes of all other names.
+    pub others: Vec<Others<'s>>,
+    /// Declares members, so that other members must be allowed.
+    pub declares: bool,
     /// Minimum number of members.
     pub least: usize,
     /// Maximum number of members.
@@ -30,7 +41,12 @@ impl<'s> ObjectShape<'s> {
         Self {
             named: Vec::new(),
             required: Vec::new(),
-            others: vec![(Rx::All, Vec::new())],
+            others: vec![Others {
+                names: Rx::All,
+                goal: Vec::new(),
+                allowed: false,
+            }],
+            declares: false,
             least: 0,
             most: usize::MAX,
         }
@@ -51,9 +67,9 @@ impl<'s> ObjectShape<'s> {
         if let Some((_, goal)) = self.named.iter().find(|(n, _)| n == name) {
             return Ok(goal.clone());
         }
-        for (class, goal) in &self.others {
-            if class.has(name)? {
-                return Ok(goal.clone());
+        for others in &self.others {
+            if others.names.has(name)? {
+                return Ok(others.goal.clone());
             }
         }
         Ok(vec![impossible()])
@@ -79,12 +95,16 @@ impl<'s> ObjectShape<'s> {
                 .cloned(),
         );
         let mut others = Vec::new();
-        for (class, goal) in &self.others {
-            for (second, more) in &other.others {
-                let both = class.and(second);
-                let plain = matches!(class, Rx::All) || matches!(second, Rx::All);
-                if plain || both.may_match() {
-                    others.push((both, joined(goal, more)));
+        for a in &self.others {
+            for b in &other.others {
+                let names = a.names.and(&b.names);
+                let plain = matches!(a.names, Rx::All) || matches!(b.names, Rx::All);
+                if plain || names.may_match() {
+                    others.push(Others {
+                        names,
+                        goal: joined(&a.goal, &b.goal),
+                        allowed: a.allowed || b.allowed,
+                    });
                 }
             }
         }
@@ -96,6 +116,7 @@ impl<'s> ObjectShape<'s> {
             named,
             required,
             others,
+            declares: self.declares || other.declares,
             least,
             most,
         };
@@ -112,6 +133,27 @@ impl<'s> ObjectShape<'s> {
             }
         }
         Ok(members)
+    }
+
+    /// The classes of names that members may have besides those of [`ObjectShape::members`]. In
+    /// JSON Schema all are open by default; here only if no member is declared.
+    pub fn open(&self) -> impl Iterator<Item = &Others<'s>> {
+        self.others.iter().filter(|o| o.allowed || !self.declares)
+    }
+
+    /// Whether the object may have a member, of those that `schemas` can express.
+    pub fn may_have_members(&self, schemas: &Schemas<'s>) -> Outcome<bool> {
+        let named = self.members()?.into_iter().map(|(_, goal)| goal);
+        let open = self
+            .open()
+            .filter(|o| o.names.may_match())
+            .map(|o| o.goal.clone());
+        for goal in named.chain(open) {
+            if self.most > 0 && schemas.may_be_met(&goal)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -131,6 +173,7 @@ impl Objects {
     ) -> Outcome<Vec<ObjectShape<'s>>> {
         let [properties, patterns, additional] = MEMBERS;
         let mut shape = ObjectShape::any();
+        shape.declares = map.contains_key(properties) || map.contains_key(patterns);
         // Classes of names, their claims, and whether a pattern matches them.
         let mut classes: Vec<(Rx, Goal<'s>, bool)> = vec![(Rx::All, Vec::new(), false)];
         if let Some(value) = map.get(patterns) {
@@ -167,9 +210,10 @@ impl Objects {
             }
         }
         let rest = map.get(additional).map(|v| claim.inner(v, &[additional], true));
-        let others = classes.into_iter().map(|(class, mut goal, matched)| {
+        let others = classes.into_iter().map(|(names, mut goal, matched)| {
             goal.extend(rest.clone().filter(|_| !matched));
-            (class, goal)
+            let allowed = matched || rest.is_some();
+            Others { names, goal, allowed }
         });
         shape.others = others.collect();
         Ok(vec![shape])
@@ -246,7 +290,13 @@ impl Objects {
         match names {
             Rx::None => shape.most = 0,
             Rx::All => {}
-            Rx::Some(_) => shape.others = vec![(names, Vec::new())],
+            Rx::Some(_) => {
+                shape.others = vec![Others {
+                    names,
+                    goal: Vec::new(),
+                    allowed: false,
+                }];
+            }
         }
         Ok(vec![shape])
     }
@@ -276,7 +326,8 @@ impl<'s> Kind<'s> for Objects {
 
     fn may_hold(&self, schemas: &Schemas<'s>, set: &Self::Set) -> Outcome<bool> {
         for shape in set {
-            let mut possible = true;
+            let mut possible = shape.least == 0 || shape.may_have_members(schemas)?;
+            possible &= shape.open().next().is_some() || shape.least <= shape.members()?.len();
             for name in &shape.required {
                 possible = possible && schemas.may_be_met(&shape.goal(name)?)?;
             }
@@ -304,6 +355,7 @@ impl<'s> Kind<'s> for Objects {
                 named: map.iter().map(|(n, v)| (n.clone(), vec![member(n, v)])).collect(),
                 required: map.keys().cloned().collect(),
                 others: Vec::new(),
+                declares: false,
                 least: map.len(),
                 most: map.len(),
             }]);

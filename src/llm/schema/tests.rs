@@ -7,6 +7,8 @@ use crate::llm::{Grammar, Tokenizer};
 use llguidance::derivre::RegexBuilder;
 use serde_json::json;
 
+mod members;
+
 const END: usize = 257;
 
 fn tokenizer() -> &'static Tokenizer {
@@ -25,10 +27,17 @@ fn grammar(schema: &Value) -> Grammar {
 /// Whether the grammar accepts the whole text and may end there.
 fn ends(grammar: &mut Grammar, text: &str) -> bool {
     grammar.start().unwrap();
-    if text.bytes().any(|b| grammar.accept(u32::from(b)).is_err()) {
-        return false;
-    }
     let mut logits = vec![0.0; 258];
+    for (i, byte) in text.bytes().enumerate() {
+        // A mask renews the work limit of the parser.
+        if i % 500 == 499 {
+            grammar.mask(&mut logits).unwrap();
+        }
+        if grammar.accept(u32::from(byte)).is_err() {
+            return false;
+        }
+    }
+    logits.fill(0.0);
     grammar.mask(&mut logits).is_ok() && logits[END] == 0.0
 }
 
@@ -339,7 +348,11 @@ fn white_space_is_bounded() {
     );
     for (space, allowed) in [(WhiteSpace::Compact, "{\"a\":1}"), (WhiteSpace::Unlimited, &long)] {
         let text = schema.to_string();
-        let mut grammar = Grammar::json_schema_with(&text, space, tokenizer(), &[END as u32]).unwrap();
+        let options = SchemaOptions {
+            json_space: space,
+            ..SchemaOptions::default()
+        };
+        let mut grammar = Grammar::json_schema_with(&text, &options, tokenizer(), &[END as u32]).unwrap();
         assert!(ends(&mut grammar, allowed));
         assert_eq!(ends(&mut grammar, two), space == WhiteSpace::Unlimited);
     }
@@ -494,7 +507,7 @@ fn inexpressible_schemas_name_keyword_and_place() {
 #[test]
 fn objects_and_arrays_have_the_right_sizes() {
     let members = |n: usize| (0..n).map(|i| format!("\"{i}\":0")).collect::<Vec<_>>().join(",");
-    let sized = json!({"type": "object", "properties": {"0": {}, "1": {}, "2": {}}, "minProperties": 2, "maxProperties": 4});
+    let sized = json!({"type": "object", "properties": {"0": {}, "1": {}, "2": {}}, "minProperties": 2, "maxProperties": 4, "additionalProperties": true});
     let texts: Vec<String> = (0..7).map(|n| format!("{{{}}}", members(n))).collect();
     check(
         &sized,
@@ -544,7 +557,7 @@ fn large_schemas_end() {
         .map(|n| (n.clone(), json!({"type": "string", "maxLength": 3})))
         .collect();
     check(
-        &json!({"type": "object", "properties": properties}),
+        &json!({"type": "object", "properties": properties, "additionalProperties": {}}),
         &["{\"property_7\":\"abc\",\"other\":{}}"],
         &["{\"property_7\":7}"],
     );

@@ -61,6 +61,11 @@ pub fn lengths(least: u32, most: Option<u32>) -> Result<RegexAst, String> {
     Ok(quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most)))
 }
 
+/// Strings of at most `most` characters.
+pub fn up_to(most: u32) -> RegexAst {
+    quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), 0, most))
+}
+
 /// The strings of `ast` without escapes for printable ASCII characters, which some models choose
 /// where the text is given. Escapes such as `\n` and `\/` remain.
 pub fn plainly(ast: RegexAst) -> RegexAst {

@@ -16,7 +16,7 @@ use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, Used};
 use transformer_lite::unstable::llm::{
     Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
-    SamplerNeeds, Session, StopStrings, WhiteSpace,
+    SamplerNeeds, SchemaOptions, Session, StopStrings, WhiteSpace,
 };
 
 /// Options of every command that answers.
@@ -49,6 +49,9 @@ pub struct AnswerOptions {
         hide_short_help = true
     )]
     json_space: WhiteSpace,
+    /// Lift the default bounds of constrained JSON: 40 digits, 4096 characters, 256 items
+    #[arg(long, requires = "json_schema", hide_short_help = true)]
+    json_unbounded: bool,
     /// Constrain the answer to the Lark grammar in FILE (entry rule: `start`)
     #[arg(
         long,
@@ -96,7 +99,14 @@ impl AnswerOptions {
         };
         let grammar = match self.grammar {
             Some(_) => Grammar::lark(&text, tokenizer, eos),
-            None => Grammar::json_schema_with(&text, self.json_space, tokenizer, eos),
+            None => {
+                let (json_space, json_unbounded) = (self.json_space, self.json_unbounded);
+                let options = SchemaOptions {
+                    json_space,
+                    json_unbounded,
+                };
+                Grammar::json_schema_with(&text, &options, tokenizer, eos)
+            }
         };
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
