@@ -14,6 +14,8 @@ use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+mod gbnf;
+
 /// A grammar for one vocabulary.
 pub struct Grammar {
     /// The state at the start of a text.
@@ -94,15 +96,18 @@ impl State {
 }
 
 impl Grammar {
-    /// A context-free grammar in Lark notation, as `llguidance` reads it. Its rule `start` is the
-    /// whole text, after which one of `eos` may come. An error for an invalid grammar.
+    /// A context-free grammar in Lark notation, as `llguidance` reads it, or in llama.cpp's GBNF.
+    /// The rule `start`, or `root` in GBNF, is the whole text, after which one of `eos` may come.
+    /// An error for an invalid grammar; in GBNF, it names the line.
     pub fn lark(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
-        if is_gbnf(text) {
-            let what = "it is in GBNF notation (`::=`); expected Lark: write each rule as `name: ...` and name the \
-                        entry rule `start`";
-            return Err(unusable(GRAMMAR, &what));
-        }
-        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(text.to_owned()));
+        let grammar = if is_gbnf(text) {
+            let made = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(gbnf::compile(text))));
+            let made = made.map_err(|e| e.to_string()).flatten();
+            let (grammar, lexer) = made.map_err(|e| unusable(GRAMMAR, &e))?;
+            GrammarInit::Internal(grammar, lexer)
+        } else {
+            GrammarInit::Serialized(TopLevelGrammar::from_lark(text.to_owned()))
+        };
         Self::of(grammar, None, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(GRAMMAR, &e))
     }
 
@@ -485,6 +490,6 @@ mod tests {
         ] {
             assert_eq!(is_gbnf(text), gbnf, "{text}");
         }
-        assert!(Grammar::lark("root ::= \"a\"", &tokenizer, &[]).is_err());
+        assert!(Grammar::lark("root ::= \"a\"", &tokenizer, &[]).is_ok());
     }
 }

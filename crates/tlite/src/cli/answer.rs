@@ -52,7 +52,7 @@ pub struct AnswerOptions {
     /// Lift the default bounds of constrained JSON: 40 digits, 4096 characters, 256 items
     #[arg(long, requires = "json_schema", hide_short_help = true)]
     json_unbounded: bool,
-    /// Constrain the answer to the Lark grammar in FILE (entry rule: `start`)
+    /// Constrain the answer to the grammar in FILE: Lark (entry rule `start`) or GBNF (`root`)
     #[arg(
         long,
         value_name = "FILE",

@@ -1,0 +1,511 @@
+//! Grammars in GBNF, the notation of llama.cpp.
+//!
+//! GBNF has no lexer: a grammar describes characters. The parser has one, and is fast only if its
+//! lexemes are long. So the largest regular parts become lexemes. The lexer always takes the
+//! longest match, so a part is divided again if that could change which texts match.
+
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use crate::num;
+use llguidance::api::SkipSpec;
+use llguidance::derivre::{Regex, RegexAst, RegexBuilder, StateID};
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::earley::{Grammar, SymIdx, SymbolProps};
+use parse::{Expr, Rule};
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+
+/// Maximum number of characters and parts in the regular expression of a lexeme.
+const MAX_LEXEME: usize = 5_000;
+/// Maximum number of rules of the result. The parser numbers its symbols with 16 bits.
+const MAX_RULES: usize = 20_000;
+/// Maximum number of pairs of states that are compared for two lexemes.
+const MAX_PAIRS: usize = 2_000;
+/// Maximum number of bytes tried by all comparisons together.
+const MAX_WORK: usize = 50_000_000;
+
+fn failed(e: impl Display) -> String {
+    e.to_string()
+}
+
+/// The grammar and the lexer of `text`. The error names the line.
+pub fn compile(text: &str) -> Result<(Grammar, LexerSpec), String> {
+    let rules = parse::rules(text)?;
+    let mut lexemes = Lexemes::new(&rules);
+    let mut search = Search::default();
+    loop {
+        let mut plan = Plan::new(&lexemes);
+        plan.finish()?;
+        match search.conflict(&plan)? {
+            Some(part) => lexemes.divided.insert(part),
+            None => return emit(&plan),
+        };
+    }
+}
+
+/// Which parts of the rules are lexemes.
+struct Lexemes<'r> {
+    rules: &'r [Rule],
+    /// By rule: the size of its regular expression. `None` if it has none, or a large one.
+    sizes: Vec<Option<usize>>,
+    /// Parts that are divided although they are regular.
+    divided: HashSet<Expr>,
+}
+
+impl<'r> Lexemes<'r> {
+    fn new(rules: &'r [Rule]) -> Self {
+        let mut lexer = Self {
+            rules,
+            sizes: vec![None; rules.len()],
+            divided: HashSet::new(),
+        };
+        // Rules that refer to themselves never get a size.
+        loop {
+            let known = lexer.sizes.iter().flatten().count();
+            for (i, rule) in rules.iter().enumerate() {
+                let size = lexer.size(&rule.body);
+                if let Some(own) = lexer.sizes.get_mut(i) {
+                    *own = size;
+                }
+            }
+            if known == lexer.sizes.iter().flatten().count() {
+                return lexer;
+            }
+        }
+    }
+
+    fn body(&self, rule: usize) -> &'r Expr {
+        static EMPTY: Expr = Expr::Sequence(Vec::new());
+        self.rules.get(rule).map_or(&EMPTY, |r| &r.body)
+    }
+
+    fn size(&self, expr: &Expr) -> Option<usize> {
+        let size = match expr {
+            Expr::Characters(ranges) => 1 + ranges.len() / 8,
+            Expr::Rule(rule) => self.sizes.get(*rule).copied().flatten()?,
+            Expr::Sequence(parts) | Expr::Choice(parts) => {
+                let sizes: Option<Vec<usize>> = parts.iter().map(|p| self.size(p)).collect();
+                sizes?.into_iter().fold(1, usize::saturating_add)
+            }
+            Expr::Repeat(part, least, most) => {
+                let count = most.unwrap_or(*least).max(1) as usize;
+                self.size(part)?.saturating_mul(count)
+            }
+        };
+        Some(size).filter(|size| *size <= MAX_LEXEME)
+    }
+
+    fn is_lexeme(&self, expr: &Expr) -> bool {
+        self.size(expr).is_some() && !self.divided.contains(expr)
+    }
+
+    fn regex(&self, expr: &Expr) -> RegexAst {
+        match expr {
+            Expr::Characters(ranges) => {
+                let ranges = ranges
+                    .iter()
+                    .map(|(low, high)| format!(r"\x{{{:x}}}-\x{{{:x}}}", u32::from(*low), u32::from(*high)));
+                let ranges: String = ranges.collect();
+                match ranges.is_empty() {
+                    true => RegexAst::NoMatch,
+                    false => RegexAst::Regex(format!("[{ranges}]")),
+                }
+            }
+            Expr::Rule(rule) => self.regex(self.body(*rule)),
+            Expr::Sequence(parts) => RegexAst::Concat(parts.iter().map(|p| self.regex(p)).collect()),
+            Expr::Choice(parts) => RegexAst::Or(parts.iter().map(|p| self.regex(p)).collect()),
+            Expr::Repeat(part, least, most) => {
+                RegexAst::Repeat(Box::new(self.regex(part)), *least, most.unwrap_or(u32::MAX))
+            }
+        }
+    }
+
+    /// A lexeme is never empty.
+    fn lexeme(&self, expr: &Expr) -> RegexAst {
+        let some = RegexAst::Not(Box::new(RegexAst::EmptyString));
+        RegexAst::And(vec![self.regex(expr), some])
+    }
+
+    fn is_nullable(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Characters(_) => false,
+            Expr::Rule(rule) => {
+                self.sizes.get(*rule).copied().flatten().is_some() && self.is_nullable(self.body(*rule))
+            }
+            Expr::Sequence(parts) => parts.iter().all(|p| self.is_nullable(p)),
+            Expr::Choice(parts) => parts.iter().any(|p| self.is_nullable(p)),
+            Expr::Repeat(part, least, _) => *least == 0 || self.is_nullable(part),
+        }
+    }
+}
+
+/// Compares lexemes.
+#[derive(Default)]
+struct Search {
+    compiled: HashMap<Expr, Regex>,
+    work: usize,
+}
+
+impl Search {
+    fn compiled(&mut self, lexemes: &Lexemes<'_>, expr: &Expr) -> Result<Regex, String> {
+        if let Some(regex) = self.compiled.get(expr) {
+            return Ok(regex.clone());
+        }
+        let mut builder = RegexBuilder::new();
+        let made = builder.mk(&lexemes.lexeme(expr)).map_err(failed)?;
+        let regex = builder.to_regex(made);
+        self.compiled.insert(expr.clone(), regex.clone());
+        Ok(regex)
+    }
+
+    /// A lexeme whose longest match may be wrong: where another ends, or the lexeme itself, it goes
+    /// on with a byte that may also come next.
+    fn conflict(&mut self, plan: &Plan<'_, '_>) -> Result<Option<Expr>, String> {
+        let mut automata = Vec::new();
+        for expr in &plan.lexemes {
+            automata.push(self.compiled(plan.from, expr)?);
+        }
+        let first: Vec<Bytes> = automata.iter_mut().map(first_bytes).collect();
+        let after = plan.after(&first);
+        for ((one, start), next) in automata.iter().zip(&first).zip(&after) {
+            for ((other, begin), expr) in automata.iter().zip(&first).zip(&plan.lexemes) {
+                let single = matches!(expr, Expr::Characters(_));
+                if single || !start.iter().zip(begin).any(|(a, b)| *a && *b) {
+                    continue;
+                }
+                let (mut one, mut other) = (one.clone(), other.clone());
+                if self.goes_on(&mut one, &mut other, next) {
+                    return Ok(Some(expr.clone()));
+                }
+            }
+        }
+        match self.work {
+            0..MAX_WORK => Ok(None),
+            _ => Err("it is too complex".to_owned()),
+        }
+    }
+
+    /// Whether `other` goes on with one of the bytes `next` where `one` ends.
+    fn goes_on(&mut self, one: &mut Regex, other: &mut Regex, next: &Bytes) -> bool {
+        let start = (one.initial_state(), other.initial_state());
+        let mut seen = HashSet::from([start]);
+        let mut pending: Vec<(StateID, StateID)> = vec![start];
+        while let Some((a, b)) = pending.pop() {
+            self.work = self.work.saturating_add(256);
+            if self.work >= MAX_WORK {
+                return false;
+            }
+            let ends = (a, b) != start && one.is_accepting(a);
+            for byte in 0..=255_u8 {
+                let to = other.transition(b, byte);
+                if to.is_dead() {
+                    continue;
+                }
+                if ends && next.get(usize::from(byte)) == Some(&true) {
+                    return true;
+                }
+                let from = one.transition(a, byte);
+                if !from.is_dead() && seen.insert((from, to)) {
+                    pending.push((from, to));
+                }
+            }
+            if seen.len() > MAX_PAIRS {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Whether each byte is in a set.
+type Bytes = Vec<bool>;
+
+fn first_bytes(regex: &mut Regex) -> Bytes {
+    let start = regex.initial_state();
+    (0..=255)
+        .map(|byte| !regex.transition(start, byte).is_dead())
+        .collect()
+}
+
+/// Adds `more` to `set`. Returns whether it grew.
+fn add(set: &mut Bytes, more: &Bytes) -> bool {
+    let mut grew = false;
+    for (own, other) in set.iter_mut().zip(more) {
+        grew |= *other && !*own;
+        *own |= *other;
+    }
+    grew
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Lexeme(usize),
+    Rule(usize),
+}
+
+/// Rules over lexemes. The first is the start.
+struct Plan<'p, 'r> {
+    from: &'p Lexemes<'r>,
+    lexemes: Vec<Expr>,
+    ids: HashMap<Expr, usize>,
+    /// By rule: its alternatives.
+    rules: Vec<Vec<Vec<Part>>>,
+    /// Rules of the grammar by their number there.
+    known: HashMap<usize, usize>,
+    /// Rules of the grammar that are not written yet.
+    pending: Vec<(usize, usize)>,
+}
+
+impl<'p, 'r> Plan<'p, 'r> {
+    fn new(from: &'p Lexemes<'r>) -> Self {
+        Self {
+            from,
+            lexemes: Vec::new(),
+            ids: HashMap::new(),
+            rules: Vec::new(),
+            known: HashMap::new(),
+            pending: Vec::new(),
+        }
+    }
+
+    /// Writes all rules that the first one needs. An error if no text matches it.
+    fn finish(&mut self) -> Result<(), String> {
+        let start = self.rule()?;
+        let body = self.part(&Expr::Rule(0))?;
+        self.write(start, body);
+        while let Some((rule, own)) = self.pending.pop() {
+            let body = self.from.body(rule);
+            let parts = self.parts(body)?;
+            self.write(own, parts);
+        }
+        self.prune()
+    }
+
+    /// Removes alternatives that no text matches. An error if no text matches the first rule.
+    fn prune(&mut self) -> Result<(), String> {
+        let mut met = vec![false; self.rules.len()];
+        let holds = |parts: &Vec<Part>, met: &[bool]| {
+            parts.iter().all(|part| match part {
+                Part::Lexeme(_) => true,
+                Part::Rule(id) => met.get(*id) == Some(&true),
+            })
+        };
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for (i, rule) in self.rules.iter().enumerate() {
+                if met.get(i) == Some(&false) && rule.iter().any(|parts| holds(parts, &met)) {
+                    changed = true;
+                    met.iter_mut().skip(i).take(1).for_each(|met| *met = true);
+                }
+            }
+        }
+        for rule in &mut self.rules {
+            rule.retain(|parts| holds(parts, &met));
+        }
+        match met.first() {
+            Some(true) => Ok(()),
+            _ => Err("no text matches it".to_owned()),
+        }
+    }
+
+    fn rule(&mut self) -> Result<usize, String> {
+        if self.rules.len() >= MAX_RULES {
+            return Err(format!("it is too large: it has more than {MAX_RULES} rules"));
+        }
+        self.rules.push(Vec::new());
+        Ok(self.rules.len() - 1)
+    }
+
+    fn write(&mut self, rule: usize, parts: Vec<Part>) {
+        if let Some(rule) = self.rules.get_mut(rule) {
+            rule.push(parts);
+        }
+    }
+
+    /// A rule with these alternatives.
+    fn choice(&mut self, list: impl IntoIterator<Item = Vec<Part>>) -> Result<Part, String> {
+        let rule = self.rule()?;
+        for parts in list {
+            self.write(rule, parts);
+        }
+        Ok(Part::Rule(rule))
+    }
+
+    /// What `expr` stands for, as one lexeme if possible.
+    fn part(&mut self, expr: &Expr) -> Result<Vec<Part>, String> {
+        let single = matches!(expr, Expr::Characters(_));
+        if *expr == Expr::Sequence(Vec::new()) {
+            return Ok(Vec::new());
+        }
+        if !single && !self.from.is_lexeme(expr) {
+            return self.parts(expr);
+        }
+        let next = self.lexemes.len();
+        let id = *self.ids.entry(expr.clone()).or_insert(next);
+        if id == next {
+            self.lexemes.push(expr.clone());
+        }
+        let lexeme = vec![Part::Lexeme(id)];
+        if self.from.is_nullable(expr) {
+            return Ok(vec![self.choice([lexeme, Vec::new()])?]);
+        }
+        Ok(lexeme)
+    }
+
+    /// What `expr` stands for, divided.
+    fn parts(&mut self, expr: &Expr) -> Result<Vec<Part>, String> {
+        match expr {
+            Expr::Characters(_) => self.part(expr),
+            Expr::Rule(rule) => {
+                if let Some(own) = self.known.get(rule) {
+                    return Ok(vec![Part::Rule(*own)]);
+                }
+                let own = self.rule()?;
+                self.known.insert(*rule, own);
+                self.pending.push((*rule, own));
+                Ok(vec![Part::Rule(own)])
+            }
+            Expr::Sequence(list) => self.sequence(list),
+            Expr::Choice(list) => {
+                let list: Result<Vec<_>, String> = list.iter().map(|e| self.part(e)).collect();
+                Ok(vec![self.choice(list?)?])
+            }
+            Expr::Repeat(part, least, most) => self.repeat(part, *least, *most),
+        }
+    }
+
+    fn sequence(&mut self, list: &[Expr]) -> Result<Vec<Part>, String> {
+        let mut parts = Vec::new();
+        let mut rest = list;
+        while let Some(first) = rest.first() {
+            // The longest run that is a lexeme.
+            let regular = rest.iter().take_while(|e| self.from.size(e).is_some()).count();
+            let run = (2..=regular).rev().find_map(|n| {
+                let run = Expr::Sequence(rest.get(..n)?.to_vec());
+                self.from.is_lexeme(&run).then_some((n, run))
+            });
+            let (count, run) = run.unwrap_or_else(|| (1, first.clone()));
+            parts.extend(self.part(&run)?);
+            rest = num::part(rest, count..).map_err(failed)?;
+        }
+        Ok(parts)
+    }
+
+    fn repeat(&mut self, part: &Expr, least: u32, most: Option<u32>) -> Result<Vec<Part>, String> {
+        let one = self.part(part)?;
+        let mut parts = Vec::new();
+        for _ in 0..least {
+            parts.extend_from_slice(&one);
+        }
+        match most {
+            None => {
+                let all = self.rule()?;
+                self.write(all, Vec::new());
+                self.write(all, [vec![Part::Rule(all)], one].concat());
+                parts.push(Part::Rule(all));
+            }
+            Some(most) => {
+                let mut more = None;
+                for _ in least..most {
+                    let some = one.iter().copied().chain(more).collect();
+                    more = Some(self.choice([Vec::new(), some])?);
+                }
+                parts.extend(more);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// By lexeme: the bytes that may follow it. `first` has the bytes with which each begins.
+    fn after(&self, first: &[Bytes]) -> Vec<Bytes> {
+        let none = vec![false; 256];
+        let mut begin = vec![(none.clone(), false); self.rules.len()];
+        let start = |part: &Part, begin: &[(Bytes, bool)]| match part {
+            Part::Lexeme(id) => (first.get(*id).cloned().unwrap_or_default(), false),
+            Part::Rule(id) => begin.get(*id).cloned().unwrap_or_default(),
+        };
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for (i, rule) in self.rules.iter().enumerate() {
+                for parts in rule {
+                    let (mut bytes, mut nullable) = (none.clone(), true);
+                    for part in parts {
+                        let (more, empty) = start(part, &begin);
+                        add(&mut bytes, &more);
+                        nullable = empty;
+                        if !empty {
+                            break;
+                        }
+                    }
+                    let Some(own) = begin.get_mut(i) else { continue };
+                    changed |= add(&mut own.0, &bytes) || nullable && !own.1;
+                    own.1 |= nullable;
+                }
+            }
+        }
+        let mut lexemes = vec![none.clone(); self.lexemes.len()];
+        let mut rules = vec![none; self.rules.len()];
+        changed = true;
+        while changed {
+            changed = false;
+            for (i, rule) in self.rules.iter().enumerate() {
+                for parts in rule {
+                    let mut next = rules.get(i).cloned().unwrap_or_default();
+                    for part in parts.iter().rev() {
+                        let own = match part {
+                            Part::Lexeme(id) => lexemes.get_mut(*id),
+                            Part::Rule(id) => rules.get_mut(*id),
+                        };
+                        changed |= own.is_some_and(|own| add(own, &next));
+                        let (bytes, nullable) = start(part, &begin);
+                        if nullable {
+                            add(&mut next, &bytes);
+                        } else {
+                            next = bytes;
+                        }
+                    }
+                }
+            }
+        }
+        lexemes
+    }
+}
+
+fn emit(plan: &Plan<'_, '_>) -> Result<(Grammar, LexerSpec), String> {
+    let mut lexer = LexerSpec::new().map_err(failed)?;
+    lexer.regex_builder.unicode(true).utf8(true);
+    let skip = SkipSpec::once(RegexAst::NoMatch);
+    let class = lexer.setup_lexeme_class_with_skip(skip).map_err(failed)?;
+    let mut grammar = Grammar::new(None);
+    let mut symbol = |start| {
+        let props = SymbolProps {
+            grammar_id: class,
+            is_start: start,
+            ..SymbolProps::default()
+        };
+        grammar.fresh_symbol_ext("", props)
+    };
+    let rules: Vec<SymIdx> = (0..plan.rules.len()).map(|i| symbol(i == 0)).collect();
+    let terminals: Vec<SymIdx> = plan.lexemes.iter().map(|_| symbol(false)).collect();
+    for (expr, terminal) in plan.lexemes.iter().zip(&terminals) {
+        let ast = plan.from.lexeme(expr);
+        let lexeme = lexer.add_greedy_lexeme(String::new(), ast, false, None, usize::MAX);
+        grammar
+            .make_terminal(*terminal, lexeme.map_err(failed)?, &lexer)
+            .map_err(failed)?;
+    }
+    for (own, rule) in rules.iter().zip(&plan.rules) {
+        for parts in rule {
+            let parts = parts.iter().filter_map(|part| match part {
+                Part::Lexeme(id) => terminals.get(*id).copied(),
+                Part::Rule(id) => rules.get(*id).copied(),
+            });
+            grammar.add_rule(*own, parts.collect()).map_err(failed)?;
+        }
+    }
+    Ok((grammar, lexer))
+}
