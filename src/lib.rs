@@ -125,10 +125,10 @@ pub use error::{Error, ErrorKind, Result, Stage};
 pub use limits::Limits;
 pub use llm::{
     Activations, Answer, BatchOptions, Batcher, Beam, BeamOptions, CandidateRow, Candidates, ChatTemplate,
-    Codec, Conversation, DecodeOptions, DefaultBound, Draft, Finish, GenerateOptions, Generator, Grammar, KvType,
-    LanguageModel, LoadOptions, LogProbs, Message, Metrics, Model, ModelDraft, ModelFolder, NgramDraft,
-    Piece, Progress, Prompt, Reply, Request, Sampler, SamplerConfig, SamplerNeeds, SchemaOptions, Session, Speculation,
-    States, StopStrings, Ticket, Token, Tokenizer, WhiteSpace,
+    Codec, Conversation, DecodeOptions, DefaultBound, Draft, Finish, GenerateOptions, Generator, Grammar,
+    KvType, LanguageModel, LoadOptions, LogProbs, Message, Metrics, Model, ModelDraft, ModelFolder,
+    NgramDraft, Piece, Progress, Prompt, Reply, Request, Sampler, SamplerConfig, SamplerNeeds, SchemaOptions,
+    Session, Speculation, States, StopStrings, Ticket, Token, Tokenizer, TopToken, WhiteSpace,
 };
 pub use note::Note;
 pub use placement::{BackendChoice, Placement};

@@ -1,6 +1,7 @@
 //! Log-probabilities of tokens.
 
 use super::candidates::{CandidateRow, likeliest, log_total};
+use super::tokenizer::Tokenizer;
 
 /// Natural log-probabilities of a token and of the most likely tokens at its position, before the
 /// sampler changes them.
@@ -8,8 +9,22 @@ use super::candidates::{CandidateRow, likeliest, log_total};
 pub struct LogProbs {
     /// Of the chosen token.
     pub chosen: f32,
-    /// The most likely tokens and theirs, largest first.
-    pub top: Vec<(u32, f32)>,
+    /// Text of the chosen token, as in [`TopToken::text`].
+    pub text: String,
+    /// The most likely tokens, the likeliest first.
+    pub top: Vec<TopToken>,
+}
+
+/// One of the most likely tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TopToken {
+    /// Its ID.
+    pub id: u32,
+    /// Its natural log-probability.
+    pub log_prob: f32,
+    /// What it adds to a text, or its name if it is special. Bytes that are not whole characters
+    /// are replaced by U+FFFD. Only pieces of answers have texts; elsewhere it is empty.
+    pub text: String,
 }
 
 impl LogProbs {
@@ -40,8 +55,28 @@ impl LogProbs {
         let of = |logit: f32| (f64::from(logit - most) - log_total) as f32;
         Self {
             chosen: of(chosen.unwrap_or(f32::NEG_INFINITY)),
-            top: top.map(|(id, logit)| (id, of(logit))).collect(),
+            text: String::new(),
+            top: top
+                .map(|(id, logit)| TopToken {
+                    id,
+                    log_prob: of(logit),
+                    text: String::new(),
+                })
+                .collect(),
         }
+    }
+
+    /// With the texts of its tokens, of which `chosen` is the chosen one.
+    pub(super) fn with_texts(mut self, tokenizer: &Tokenizer, chosen: u32) -> Self {
+        let text = |id| {
+            let token = tokenizer.token(id).unwrap_or_default();
+            String::from_utf8_lossy(&token.bytes).into_owned()
+        };
+        self.text = text(chosen);
+        for token in &mut self.top {
+            token.text = text(token.id);
+        }
+        self
     }
 }
 
@@ -54,12 +89,12 @@ mod tests {
     fn probabilities_sum_to_one() {
         let logits = [1.0, 3.0, -2.0, 3.0, f32::NEG_INFINITY];
         let all = LogProbs::of(&logits, 0, 9);
-        let ids: Vec<u32> = all.top.iter().map(|t| t.0).collect();
+        let ids: Vec<u32> = all.top.iter().map(|t| t.id).collect();
         assert_eq!(ids, [1, 3, 0, 2, 4]);
-        let sum: f32 = all.top.iter().map(|t| t.1.exp()).sum();
+        let sum: f32 = all.top.iter().map(|t| t.log_prob.exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{sum}");
-        assert_eq!(all.chosen, all.top[2].1);
-        assert!((all.top[0].1 - all.top[2].1 - 2.0).abs() < 1e-6);
+        assert_eq!(all.chosen, all.top[2].log_prob);
+        assert!((all.top[0].log_prob - all.top[2].log_prob - 2.0).abs() < 1e-6);
         let two = LogProbs::of(&logits, 4, 2);
         assert_eq!((two.chosen, &two.top[..]), (f32::NEG_INFINITY, &all.top[..2]));
         assert_eq!(LogProbs::of(&logits, 1, 0).top, []);

@@ -40,7 +40,7 @@ pub use folder::ModelFolder;
 pub use generator::{DecodeOptions, Finish, Generator, Token};
 pub use grammar::Grammar;
 pub use load::{Activations, BatchOptions, KvType, LoadOptions};
-pub use log_probs::LogProbs;
+pub use log_probs::{LogProbs, TopToken};
 pub use metrics::Metrics;
 pub use model::Model;
 pub use progress::Progress;

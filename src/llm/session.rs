@@ -6,7 +6,7 @@ use super::sampler::Sampler;
 use super::schema::DefaultBound;
 use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
-use super::tokenizer::TextStream;
+use super::tokenizer::{TextStream, Tokenizer};
 use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
@@ -219,6 +219,7 @@ impl Session {
         Ok(Answer {
             generator,
             text: Some(self.codec.tokenizer().stream()),
+            tokenizer: self.codec.tokenizer(),
             stop: options.stop.matcher(),
             specials: options.stop.specials(self.codec.tokenizer()),
             cached: &mut self.cached,
@@ -234,6 +235,7 @@ pub struct Answer<'a> {
     generator: Generator<'a, dyn LanguageModel + Send>,
     /// `None` after the end or an error.
     text: Option<TextStream<'a>>,
+    tokenizer: &'a Tokenizer,
     stop: StopMatcher,
     /// Special tokens that occur in stop strings.
     specials: BTreeMap<u32, String>,
@@ -291,7 +293,10 @@ impl Answer<'_> {
             return Ok(Some(Piece {
                 text: piece,
                 token: Some(token),
-                log_probs: self.generator.log_probs().cloned(),
+                log_probs: self
+                    .generator
+                    .log_probs()
+                    .map(|found| found.clone().with_texts(self.tokenizer, token.id)),
             }));
         }
         for bound in self.reached() {

@@ -26,7 +26,7 @@ pub struct Tokenizer {
 }
 
 /// The meaning of a token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenText {
     /// The bytes that it adds to a text; for a special token, its name.
     pub bytes: Vec<u8>,
@@ -137,23 +137,25 @@ impl Tokenizer {
 
     /// All tokens with their meaning, by ascending ID, without gaps.
     pub fn tokens(&self) -> impl Iterator<Item = (u32, TokenText)> + '_ {
-        let added = self.inner.get_added_tokens_decoder();
         let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().collect();
         ids.sort_unstable();
         ids.dedup();
-        ids.into_iter().filter_map(move |id| {
-            let text = self.inner.id_to_token(id)?;
-            let token = match added.get(&id) {
-                Some(a) => TokenText {
-                    bytes: text.into_bytes(),
-                    special: a.special,
-                },
-                None => TokenText {
-                    bytes: self.bytes_of(id, &text),
-                    special: false,
-                },
-            };
-            Some((id, token))
+        ids.into_iter().filter_map(|id| Some((id, self.token(id)?)))
+    }
+
+    /// The meaning of the token `id`; `None` if there is no such token.
+    pub fn token(&self, id: u32) -> Option<TokenText> {
+        let text = self.inner.id_to_token(id)?;
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        Some(match added.get(&id) {
+            Some(a) => TokenText {
+                bytes: text.into_bytes(),
+                special: a.special,
+            },
+            None => TokenText {
+                bytes: self.bytes_of(id, &text),
+                special: false,
+            },
         })
     }
 

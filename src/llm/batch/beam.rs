@@ -263,11 +263,11 @@ impl<'a> Search<'a> {
         let mut all = Vec::new();
         for (beam, (running, row)) in self.running.iter().zip(rows).enumerate() {
             let best = LogProbs::of(row, arg_max(row)?, count).top;
-            let possible = best.into_iter().filter(|(_, p)| *p > f32::NEG_INFINITY);
-            all.extend(possible.map(|(token, log_prob)| Continuation {
+            let possible = best.into_iter().filter(|t| t.log_prob > f32::NEG_INFINITY);
+            all.extend(possible.map(|t| Continuation {
                 beam,
-                token,
-                log_prob: running.log_prob + f64::from(log_prob),
+                token: t.id,
+                log_prob: running.log_prob + f64::from(t.log_prob),
             }));
         }
         // Stable: equal ones stay in the order of beams, and in that of logits and tokens.

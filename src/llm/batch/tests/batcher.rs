@@ -244,7 +244,12 @@ fn pieces_have_log_probabilities_and_stop_strings_are_named() {
         let piece = piece.unwrap();
         let log_probs = piece.log_probs.unwrap();
         assert_eq!(log_probs.top.len(), 2);
-        assert_eq!(log_probs.top[0], (piece.token.unwrap().id, log_probs.chosen));
+        let (token, first) = (piece.token.unwrap().id, &log_probs.top[0]);
+        assert_eq!((first.id, first.log_prob), (token, log_probs.chosen));
+        let text = String::from_utf8_lossy(&[u8::try_from(token).unwrap()]).into_owned();
+        assert_eq!((&first.text, &log_probs.text), (&text, &text));
+        let second = batcher.codec().tokenizer().token(log_probs.top[1].id).unwrap();
+        assert_eq!(log_probs.top[1].text, String::from_utf8_lossy(&second.bytes));
     }
     assert_eq!(
         (ticket.finish(), ticket.stop()),

@@ -78,7 +78,8 @@ impl<'a> Alone<'a> {
             for token in text {
                 sequence.forward(&[*token], &mut row).unwrap();
             }
-            LogProbs::of(&row, 0, VOCAB as usize).top
+            let all = LogProbs::of(&row, 0, VOCAB as usize).top;
+            all.into_iter().map(|t| (t.id, t.log_prob)).collect()
         };
         self.known.entry(text.to_vec()).or_insert_with(run).clone()
     }
