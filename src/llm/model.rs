@@ -18,6 +18,14 @@ use std::sync::Arc;
 pub struct Model {
     loaded: Arc<Loaded>,
     codec: Arc<Codec>,
+    origin: Arc<Origin>,
+}
+
+/// What a model was loaded from.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub folder: ModelFolder,
+    pub options: LoadOptions,
 }
 
 impl Model {
@@ -54,7 +62,19 @@ impl Model {
         on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation, on_progress)?);
-        Ok(Self { loaded, codec })
+        let origin = Arc::new(Origin {
+            folder: folder.clone(),
+            options: options.clone(),
+        });
+        Ok(Self {
+            loaded,
+            codec,
+            origin,
+        })
+    }
+
+    pub(super) fn origin(&self) -> &Arc<Origin> {
+        &self.origin
     }
 
     /// A session with its own empty KV cache. It allocates memory for the whole context, but none

@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,7 +42,44 @@ pub struct Request {
 struct Pending {
     prompt: Vec<u32>,
     request: Request,
-    events: Sender<Event>,
+    events: Events,
+}
+
+/// The task that waits for a ticket's next event.
+type Task = Arc<Mutex<Option<Waker>>>;
+
+/// The sending end of a ticket's channel.
+struct Events {
+    /// `None` only while it is dropped.
+    sender: Option<Sender<Event>>,
+    task: Task,
+}
+
+impl Events {
+    /// False if the ticket was dropped.
+    fn send(&self, event: Event) -> bool {
+        let sent = self
+            .sender
+            .as_ref()
+            .is_some_and(|sender| sender.send(event).is_ok());
+        self.wake();
+        sent
+    }
+
+    fn wake(&self) {
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+}
+
+impl Drop for Events {
+    /// The ticket must find its channel closed when it is woken.
+    fn drop(&mut self) {
+        drop(self.sender.take());
+        self.wake();
+    }
 }
 
 /// A message to a ticket.
@@ -189,9 +227,16 @@ impl Batcher {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();
         let codec = Arc::new(Codec::load(folder.clone())?);
-        let batcher = Self::of(&folder, codec, options, batch)?;
-        batcher.notes.iter().for_each(|note| log::warn!("{note}"));
-        Ok(batcher)
+        Self::of(&folder, codec, options, batch, None)
+    }
+
+    /// A batcher of a loaded model, with its codec and the options with which it was loaded. The
+    /// weights are loaded again in the form for several sequences, after those of `model` are
+    /// freed; clones and sessions of it keep them. If requests run one after another, `model`
+    /// itself is used. Notes and errors are those of [`Batcher::load`].
+    pub fn from_model(model: Model, batch: &BatchOptions) -> Result<Self> {
+        let (codec, origin) = (model.codec().clone(), model.origin().clone());
+        Self::of(&origin.folder, codec, &origin.options, batch, Some(model))
     }
 
     fn of(
@@ -199,14 +244,30 @@ impl Batcher {
         codec: Arc<Codec>,
         options: &LoadOptions,
         batch: &BatchOptions,
+        mut model: Option<Model>,
     ) -> Result<Self> {
-        match LoadedRows::new(folder, options, batch) {
+        let batcher = Self::made(folder, codec, options, batch, &mut model)?;
+        batcher.notes.iter().for_each(|note| log::warn!("{note}"));
+        Ok(batcher)
+    }
+
+    fn made(
+        folder: &ModelFolder,
+        codec: Arc<Codec>,
+        options: &LoadOptions,
+        batch: &BatchOptions,
+        model: &mut Option<Model>,
+    ) -> Result<Self> {
+        match LoadedRows::replacing(folder, options, batch, &mut || drop(model.take())) {
             Ok(LoadedRows { model, notes, .. }) => {
                 let steps = StepRunner::start(model)?;
                 Ok(Self::start(Sessions::Batch(steps), codec, batch.sequences, notes))
             }
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
-                let model = Model::with_codec(folder, codec.clone(), options, &mut |_| {})?;
+                let model = match model.take() {
+                    Some(model) => model,
+                    None => Model::with_codec(folder, codec.clone(), options, &mut |_| {})?,
+                };
                 let mut notes = model.notes().to_vec();
                 let why = e.chain();
                 notes.push(Note::OneSequence { why: why.clone() });
@@ -316,7 +377,12 @@ impl Batcher {
             return Err(Error::usage("prompt", what).of_kind(ErrorKind::ContextExceeded));
         }
         self.sessions.check()?;
-        let (events, receiver) = channel();
+        let (sender, receiver) = channel();
+        let task = Task::default();
+        let events = Events {
+            sender: Some(sender),
+            task: task.clone(),
+        };
         let mut requests = self.queue.lock();
         if requests.idle <= requests.waiting.len() && requests.threads.len() < self.most {
             match self.start_thread() {
@@ -341,6 +407,7 @@ impl Batcher {
             place,
             cancel,
             events: receiver,
+            task,
             end: End::default(),
             ended: false,
         })
@@ -392,7 +459,7 @@ impl Pending {
     }
 }
 
-fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Sender<Event>) -> Result<End> {
+fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Events) -> Result<End> {
     session.set_sampler(request.sampler);
     let options = GenerateOptions {
         progress: Progress::default(),
@@ -402,7 +469,7 @@ fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Se
     session.speculate(draft.map(|(draft, most)| Speculation::adaptive(draft, most)));
     let mut answer = session.generate(prompt, &options)?;
     while let Some(piece) = answer.next().transpose()? {
-        if events.send(Event::Piece(piece, answer.metrics())).is_err() {
+        if !events.send(Event::Piece(piece, answer.metrics())) {
             break;
         }
     }
@@ -420,6 +487,7 @@ pub struct Ticket {
     place: Place,
     cancel: Cancel,
     events: Receiver<Event>,
+    task: Task,
     end: End,
     ended: bool,
 }
@@ -459,6 +527,52 @@ impl Ticket {
     pub fn metrics(&self) -> Metrics {
         self.end.metrics
     }
+
+    /// Polls for the next piece, for asynchronous programs: `Ready(None)` after the last one. The
+    /// task of `cx` is woken when there is more to read, at the end, and by [`Ticket::cancel`] and
+    /// the end of the batcher; no thread or timer waits meanwhile. A request that is still in the
+    /// queue does not notice its [`GenerateOptions::cancel`] before its turn; [`Ticket::cancel`]
+    /// ends it at once.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if self.cancel.is_cancelled() {
+            self.cancel();
+        }
+        // Registered first, so that an event that comes now wakes it.
+        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        match self.events.try_recv() {
+            Err(TryRecvError::Empty) => Poll::Pending,
+            event => Poll::Ready(self.take(event.ok())),
+        }
+    }
+
+    /// The piece or the end that `event` brings; `None` for a closed channel.
+    fn take(&mut self, event: Option<Event>) -> Option<Result<Piece>> {
+        match event {
+            Some(Event::Piece(piece, metrics)) => {
+                self.end.metrics = metrics;
+                return Some(Ok(piece));
+            }
+            Some(Event::Failed(e)) => {
+                self.ended = true;
+                return Some(Err(e));
+            }
+            Some(Event::End(end)) => self.end = end,
+            // It was taken out of the queue.
+            None if self.cancel.is_cancelled() || self.queue.lock().closed => {
+                self.end.finish = Some(Finish::Cancelled);
+            }
+            None => {
+                self.ended = true;
+                let e = Error::internal(Stage::Run, "the thread of a request panicked");
+                return Some(Err(e));
+            }
+        }
+        self.ended = true;
+        None
+    }
 }
 
 impl Iterator for Ticket {
@@ -473,34 +587,12 @@ impl Iterator for Ticket {
                 // A request that waits does not look at its flag.
                 Err(RecvTimeoutError::Timeout) if self.cancel.is_cancelled() => self.cancel(),
                 Err(RecvTimeoutError::Timeout) => {}
-                event => break event,
+                event => break event.ok(),
             }
         };
-        match event {
-            Ok(Event::Piece(piece, metrics)) => {
-                self.end.metrics = metrics;
-                return Some(Ok(piece));
-            }
-            Ok(Event::Failed(e)) => {
-                self.ended = true;
-                return Some(Err(e));
-            }
-            Ok(Event::End(end)) => self.end = end,
-            // It was taken out of the queue.
-            Err(_) if self.cancel.is_cancelled() || self.queue.lock().closed => {
-                self.end.finish = Some(Finish::Cancelled);
-            }
-            Err(_) => {
-                self.ended = true;
-                let e = Error::internal(Stage::Run, "the thread of a request panicked");
-                return Some(Err(e));
-            }
-        }
-        self.ended = true;
-        None
+        self.take(event)
     }
 }
-
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.cancel();

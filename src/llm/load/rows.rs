@@ -56,6 +56,17 @@ impl LoadedRows {
     /// [`Loaded::new`](super::Loaded::new), and an error of kind [`ErrorKind::Unsupported`] if the
     /// model or the interpreter cannot run several sequences in common steps.
     pub fn new(folder: &ModelFolder, options: &LoadOptions, batch: &BatchOptions) -> Result<Self> {
+        Self::replacing(folder, options, batch, &mut || {})
+    }
+
+    /// Like [`LoadedRows::new`]. Calls `free` before it uploads weights, if nothing in the model or
+    /// the options prevents that.
+    pub fn replacing(
+        folder: &ModelFolder,
+        options: &LoadOptions,
+        batch: &BatchOptions,
+        free: &mut dyn FnMut(),
+    ) -> Result<Self> {
         options.check()?;
         batch.check()?;
         let _call = options.limits.quota().enter();
@@ -78,6 +89,7 @@ impl LoadedRows {
         let decoder = fitted(decoder, folder, options, &mut notes)?;
         let config = config(&decoder, &caps, context, options, batch)?;
         let store = options.place.options.cache.clone();
+        free();
         let (model, validation) = BatchModel::load(decoder, SharedBackend::new(backend), &config, store)?;
         notes.extend(validation);
         Ok(Self {

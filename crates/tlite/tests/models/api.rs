@@ -92,7 +92,20 @@ fn batches(place: BackendChoice) -> Outcome {
         batcher.submit(*prompt, request).text()
     };
     let tickets = prompts.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
-    let mut session = Model::load(&model, &options(place)).text()?.session().text()?;
+    let loaded = Model::load(&model, &options(place)).text()?;
+    let mut session = loaded.session().text()?;
+    let again = Batcher::from_model(loaded, &BatchOptions::default()).text()?;
+    equal(&again.notes(), &batcher.notes())?;
+    let mut ticket = again
+        .submit(
+            prompts[1],
+            Request {
+                options: tokens(12),
+                ..Request::default()
+            },
+        )
+        .text()?;
+    equal(&ticket.text().text()?, &text(&mut session, prompts[1], 12)?)?;
     for (prompt, mut ticket) in prompts.iter().zip(tickets) {
         equal(&ticket.text().text()?, &text(&mut session, prompt, 12)?)?;
         equal(&ticket.metrics().tokens, &12)?;

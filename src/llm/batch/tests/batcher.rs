@@ -8,7 +8,9 @@ use crate::llm::batch::steps::StepRunner;
 use crate::llm::codec::Codec;
 use crate::llm::testing::byte_codec;
 use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// A batcher of `threads` requests at a time, over a model that fails in step `fails_in`, if any.
@@ -229,6 +231,110 @@ fn a_panic_ends_its_request_and_no_other() {
     assert_eq!(kinds, [ErrorKind::Internal]);
     let mut next = batcher.submit(prompt(2).as_slice(), request(20)).unwrap();
     assert_eq!(next.text().unwrap(), alone(batcher.codec(), 2, 20));
+}
+
+/// Counts its wakes, and unparks a thread.
+struct Sleeper {
+    thread: std::thread::Thread,
+    wakes: AtomicUsize,
+}
+
+impl std::task::Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+fn sleeper() -> Arc<Sleeper> {
+    let (thread, wakes) = (std::thread::current(), AtomicUsize::new(0));
+    Arc::new(Sleeper { thread, wakes })
+}
+
+#[test]
+fn polled_tickets_wake_their_task() {
+    let (_dir, batcher) = batcher(3, None);
+    let sleeper = sleeper();
+    let waker = Waker::from(sleeper.clone());
+    let mut cx = Context::from_waker(&waker);
+    let submit = |seed| batcher.submit(prompt(seed).as_slice(), request(20)).unwrap();
+    let mut tickets: Vec<_> = (0..6).map(|seed| (submit(seed), String::new(), false)).collect();
+    let (mut polls, mut pieces) = (0, 0);
+    while tickets.iter().any(|t| !t.2) {
+        let mut pending = true;
+        for (ticket, text, ended) in tickets.iter_mut().filter(|t| !t.2) {
+            polls += 1;
+            match ticket.poll_next(&mut cx) {
+                Poll::Ready(Some(piece)) => {
+                    text.push_str(&piece.unwrap().text);
+                    pieces += 1;
+                }
+                Poll::Ready(None) => *ended = true,
+                Poll::Pending => continue,
+            }
+            pending = false;
+        }
+        if pending {
+            std::thread::park();
+        }
+    }
+    for (seed, (ticket, text, _)) in (0..).zip(&mut tickets) {
+        assert_eq!(*text, alone(batcher.codec(), seed, 20), "{seed}");
+        assert_eq!(ticket.finish(), Some(Finish::MaxTokens));
+        assert!(matches!(ticket.poll_next(&mut cx), Poll::Ready(None)));
+    }
+    // Each wake polls all tickets at most twice.
+    let wakes = sleeper.wakes.load(Ordering::SeqCst);
+    assert!(wakes > 0 && wakes <= pieces + 12, "{wakes} {pieces}");
+    assert!(polls <= 12 * (wakes + pieces + 1), "{polls} {wakes} {pieces}");
+}
+
+#[test]
+fn the_end_of_a_waiting_request_wakes_its_task() {
+    // Slow steps, so that the first request keeps the others waiting.
+    let model = FakeRows {
+        time: Duration::from_millis(20),
+        ..FakeRows::new(CONFIG, true)
+    };
+    let (_dir, batcher) = over(1, StepRunner::start(model).unwrap());
+    let sleeper = sleeper();
+    let waker = Waker::from(sleeper.clone());
+    let mut cx = Context::from_waker(&waker);
+    let first = batcher.submit(prompt(1).as_slice(), request(190)).unwrap();
+    let submit = |cancel: &Cancel| {
+        let mut request = request(5);
+        request.options.cancel = cancel.clone();
+        batcher.submit(prompt(2).as_slice(), request).unwrap()
+    };
+    let cancel = Cancel::default();
+    let [mut left, mut flagged, mut closed] =
+        [Cancel::default(), cancel.clone(), Cancel::default()].map(|c| submit(&c));
+    let mut wakes = 0;
+    let mut woken = || {
+        let now = sleeper.wakes.load(Ordering::SeqCst);
+        std::mem::replace(&mut wakes, now) < now
+    };
+    for ticket in [&mut left, &mut flagged, &mut closed] {
+        assert!(ticket.poll_next(&mut cx).is_pending());
+    }
+    assert!(!woken());
+    left.cancel();
+    assert!(woken());
+    assert!(matches!(left.poll_next(&mut cx), Poll::Ready(None)));
+    // The next poll sees the flag.
+    cancel.cancel();
+    assert!(matches!(flagged.poll_next(&mut cx), Poll::Ready(None)));
+    drop(first);
+    drop(batcher);
+    assert!(woken());
+    // The last one ran, or was taken out of the queue.
+    while let Poll::Ready(Some(piece)) = closed.poll_next(&mut cx) {
+        piece.unwrap();
+    }
+    for ticket in [left, flagged] {
+        assert_eq!(ticket.finish(), Some(Finish::Cancelled));
+    }
+    assert!(matches!(closed.poll_next(&mut cx), Poll::Ready(None)));
 }
 
 #[test]
