@@ -40,3 +40,5 @@ pub mod models;
 pub mod new_folder;
 pub mod quantize;
 pub mod source;
+
+pub use models::load;

@@ -37,6 +37,7 @@ use std::path::{Path, PathBuf};
 use transformer_lite::unstable::cache::named_folder;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::kind::is_gguf;
+use transformer_lite::{LoadOptions, Model};
 
 /// The environment variable that names the models folder.
 pub const FOLDER_VARIABLE: &str = "TLITE_MODELS";
@@ -162,6 +163,12 @@ impl ModelStore {
         Err(Error::usage("model", unknown(model)))
     }
 
+    /// Loads the language model that `model` stands for. Errors as of [`ModelStore::resolve`] and
+    /// [`Model::load`].
+    pub fn load(&self, model: &Path, options: &LoadOptions, on_event: OnEvent<'_>) -> Result<Model> {
+        Model::load(self.resolve(model, on_event)?, options)
+    }
+
     /// The entry of the GGUF file or checkpoint folder `path`, which is converted where its content
     /// is not known. Errors as of [`crate::gguf::convert`] and
     /// [`crate::checkpoint::folder::convert`]; a models folder that cannot be written. After an
@@ -224,6 +231,32 @@ impl ModelStore {
         );
         Err(Error::usage("model", what))
     }
+}
+
+/// The folder with `model.onnx` that `model` stands for, or the ONNX file, by the user's models
+/// folder ([`ModelStore::open_default`], [`ModelStore::resolve`]). Without one, what needs no
+/// conversion can still be used.
+pub fn resolve(model: &Path, on_event: OnEvent<'_>) -> Result<PathBuf> {
+    match ModelStore::open_default() {
+        Ok(store) => store.resolve(model, on_event),
+        Err(_) if model.exists() && !is_source(model) => Ok(model.to_owned()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Loads a language model by what a user types ([`ModelStore::resolve`]): a model folder, a GGUF
+/// file, the folder of a checkpoint, `hf:OWNER/REPO`, or the name of a model in the models folder.
+/// What must be converted is converted once, into the same models folder and under the same locks
+/// as by the command, and logged. Errors are those of [`resolve`] and [`Model::load`].
+pub fn load(model: impl AsRef<Path>, options: &LoadOptions) -> Result<Model> {
+    let folder = resolve(model.as_ref(), &mut |event| match event {
+        Event::Begin { name, .. } => log::info!("converting {name} for its first use"),
+        Event::Waiting { name } => log::info!("waiting for another process that prepares {name}"),
+        Event::Retrying { why, seconds } => log::warn!("{why}; trying again in {seconds:.1} s"),
+        Event::Offline { why } => log::warn!("{why}; using the files downloaded earlier"),
+        Event::Hashing { .. } | Event::Converting { .. } | Event::Downloading { .. } => {}
+    })?;
+    Model::load(folder, options)
 }
 
 /// True for a GGUF file, and for the folder of a checkpoint without `model.onnx`: what

@@ -7,20 +7,12 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::fmt::size_text;
-use transformer_lite_convert::models::{Event, ModelStore, is_source};
+use transformer_lite_convert::models::{self, Event};
 
-/// The folder with `model.onnx` that MODEL stands for, or the ONNX file; see
-/// [`ModelStore::resolve`]. Standard error shows a conversion or a download.
+/// See [`models::resolve`]. Standard error shows a conversion or a download.
 pub fn model_path(given: &Path, interrupt: &Interrupt) -> Result<PathBuf> {
-    match ModelStore::open_default() {
-        Ok(store) => {
-            let mut view = View::new(interrupt);
-            store.resolve(given, &mut |event| view.show(event))
-        }
-        // Without a models folder, what needs no conversion can still be used.
-        Err(_) if given.exists() && !is_source(given) => Ok(given.to_owned()),
-        Err(e) => Err(e),
-    }
+    let mut view = View::new(interrupt);
+    models::resolve(given, &mut |event| view.show(event))
 }
 
 /// Shows on standard error what happens: as a bar on a terminal, else as one line for each file.
