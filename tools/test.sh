@@ -79,7 +79,7 @@ fi
 # Builds the command and the fuzz targets too, with the features of the tests' dependencies: building
 # them alone would compile the library once more. Examples and benchmarks are only linted.
 tests=(--release --locked -p transformer-lite -p transformer-lite-capi -p transformer-lite-convert -p tlite
-    -p tlite-fuzz --tests)
+    -p tlite-fuzz -p tlite-example-server --tests)
 step "Building the tests" cargo test "${tests[@]}" --no-run
 begin "Models"
 find_tlite

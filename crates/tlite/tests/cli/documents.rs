@@ -287,3 +287,14 @@ fn the_summary_lists_every_chapter() {
         "chapters that docs/SUMMARY.md does not list: {missing:#?}"
     );
 }
+
+#[test]
+fn library_page_shows_the_server_that_is_tested() {
+    let source = read(&Path::new(ROOT).join("examples/server/src/main.rs"));
+    let (shown, _) = source.split_once("\n#[cfg(test)]").unwrap();
+    assert!(shown.lines().count() <= 40);
+    assert!(
+        read(&Path::new(ROOT).join("docs/library.md"))
+            .contains(&format!("```rust,ignore\n{}\n```", shown.trim_end()))
+    );
+}
