@@ -545,8 +545,8 @@ typedef struct {
    */
   const char *template_values;
   /*
-   A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`.
-   NULL for none.
+   A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`,
+   or in GBNF, the notation of llama.cpp, with the rule `root`. NULL for none.
    */
   const char *grammar;
   /*
@@ -593,6 +593,11 @@ typedef struct {
    Number of elements in `logit_bias`.
    */
   size_t logit_bias_count;
+  /*
+   If not 0, values that `json_schema` does not bound may be of any length. Otherwise, numbers
+   have at most 40 digits, strings 4096 characters, and arrays 256 items.
+   */
+  size_t json_unbounded;
 } tlite_generate_options;
 
 /*

@@ -63,10 +63,18 @@ static void constrained(const tlite_model *model) {
     memset(&a, 0, sizeof a);
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
     CHECK(strcmp(a.text, "17") == 0);
+    options.json_unbounded = 1;
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
+    CHECK(strcmp(a.text, "17") == 0);
     options.json_schema = "{\"type\": \"strnig\"}";
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(names_option("json_schema") && says("strnig") && tlite_last_error_code() == TLITE_ERROR_USAGE);
     options = defaults();
+    options.grammar = "root ::= \"ab\" [0-9]";
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
+    CHECK(a.length == 3 && memcmp(a.text, "ab", 2) == 0 && a.text[2] >= '0' && a.text[2] <= '9');
     options.grammar = "start: \xff";
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(names_option("grammar") && says("UTF-8"));

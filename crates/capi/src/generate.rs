@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use transformer_lite::options::{Dry, Penalties};
 use transformer_lite::{
     Cancel, Codec, Error, ErrorKind, Finish, GenerateOptions, Grammar, Message, Metrics, Piece, Prompt,
-    Result, Sampler, SamplerConfig, StopStrings,
+    Result, Sampler, SamplerConfig, SchemaOptions, StopStrings,
 };
 
 /// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
@@ -48,8 +48,8 @@ pub struct TliteGenerateOptions {
     /// A JSON object in UTF-8 with extra variables for the chat template, such as
     /// `{"tools": [...], "enable_thinking": false}`, or NULL.
     pub template_values: *const c_char,
-    /// A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`.
-    /// NULL for none.
+    /// A grammar in UTF-8 that the answer must match: in Lark notation with the entry rule `start`,
+    /// or in GBNF, the notation of llama.cpp, with the rule `root`. NULL for none.
     pub grammar: *const c_char,
     /// A JSON schema in UTF-8; the answer is JSON that matches it. NULL for none. An answer has a
     /// grammar or a schema, not both.
@@ -75,6 +75,9 @@ pub struct TliteGenerateOptions {
     pub logit_bias: *const TliteLogitBias,
     /// Number of elements in `logit_bias`.
     pub logit_bias_count: usize,
+    /// If not 0, values that `json_schema` does not bound may be of any length. Otherwise, numbers
+    /// have at most 40 digits, strings 4096 characters, and arrays 256 items.
+    pub json_unbounded: usize,
 }
 
 /// A change of a token's logit.
@@ -117,6 +120,7 @@ unsafe impl Options for TliteGenerateOptions {
             dry_multiplier: sampling.dry.multiplier,
             logit_bias: std::ptr::null(),
             logit_bias_count: 0,
+            json_unbounded: 0,
         }
     }
 }
@@ -329,7 +333,7 @@ unsafe fn message(given: &TliteMessage) -> Result<Message> {
 /// The text that an answer must match.
 enum Constraint {
     Grammar(String),
-    JsonSchema(String),
+    JsonSchema { text: String, unbounded: bool },
 }
 
 /// A call's options, as those of the Rust interface.
@@ -368,9 +372,14 @@ impl Settings {
                     "cannot be used with `grammar`; set one of them",
                 ));
             }
-            (grammar, schema) => grammar
-                .map(Constraint::Grammar)
-                .or(schema.map(Constraint::JsonSchema)),
+            (grammar, schema) => {
+                grammar
+                    .map(Constraint::Grammar)
+                    .or(schema.map(|text| Constraint::JsonSchema {
+                        text,
+                        unbounded: given.json_unbounded != 0,
+                    }))
+            }
         };
         let log_probs = usize::try_from(given.log_probs).ok();
         if log_probs.is_none() && given.log_probs != -1 {
@@ -421,7 +430,14 @@ impl Settings {
         let (name, grammar) = match &self.constraint {
             None => return Ok(sampler),
             Some(Constraint::Grammar(text)) => ("grammar", Grammar::lark(text, tokenizer, eos)),
-            Some(Constraint::JsonSchema(text)) => ("json_schema", Grammar::json_schema(text, tokenizer, eos)),
+            Some(Constraint::JsonSchema { text, unbounded }) => {
+                let options = SchemaOptions {
+                    json_unbounded: *unbounded,
+                    ..SchemaOptions::default()
+                };
+                let grammar = Grammar::json_schema_with(text, &options, tokenizer, eos);
+                ("json_schema", grammar)
+            }
         };
         let grammar = grammar.map_err(|e| Error::usage(name, e.chain()))?;
         Ok(sampler.constrained(Box::new(grammar)))
