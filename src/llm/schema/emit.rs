@@ -58,7 +58,7 @@ pub struct Emitter<'s> {
 }
 
 fn is_power_of_four(n: usize) -> bool {
-    n.is_power_of_two() && n.ilog2() % 2 == 0
+    n.is_power_of_two() && n.ilog2().is_multiple_of(2)
 }
 
 fn failed(e: impl Display) -> String {
