@@ -126,7 +126,9 @@ fn candidates_change_no_text() {
                     assert_eq!(f.top.len(), 5);
                     let pairs = f.top.iter().zip(&w.top);
                     assert!(pairs.clone().all(|(f, w)| f.id == w.id), "{what}: {f:?}, {w:?}");
-                    let all = pairs.map(|(f, w)| (f.log_prob, w.log_prob)).chain([(f.chosen, w.chosen)]);
+                    let all = pairs
+                        .map(|(f, w)| (f.log_prob, w.log_prob))
+                        .chain([(f.chosen, w.chosen)]);
                     for (f, w) in all {
                         assert!((f - w).abs() < 1e-4, "{what}: {f}, {w}");
                     }
