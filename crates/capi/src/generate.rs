@@ -478,8 +478,8 @@ impl Receiver {
         if let (Some(callback), Some(token)) = (self.token, piece.token) {
             let log_probs = piece.log_probs.as_ref();
             let chosen = (token.id, log_probs.map_or(f32::NAN, |l| l.chosen));
-            let all =
-                std::iter::once(chosen).chain(log_probs.into_iter().flat_map(|l| l.top.iter().copied()));
+            let top = log_probs.into_iter().flat_map(|l| &l.top);
+            let all = std::iter::once(chosen).chain(top.map(|t| (t.id, t.log_prob)));
             let texts = all.map(|(id, log_prob)| {
                 let text = codec.tokenizer().decode(&[id])?;
                 Ok((id, log_prob, text.len(), with_end(&text)))
