@@ -304,9 +304,8 @@ fn paired(
 ) -> Result<Vec<Candidate>> {
     let n = b.data.len() / 4;
     // With softmax over the classes, the first one is the background.
-    let row = |i: usize| s.data.get(i * classes..(i + 1) * classes).unwrap_or_default();
-    let sums_to_one = |i: usize| (row(i).iter().sum::<f32>() - 1.0).abs() < 1e-2;
-    let first = usize::from(classes > 1 && n > 0 && (0..n).all(sums_to_one));
+    let sums_to_one = |row: &[f32]| (row.iter().sum::<f32>() - 1.0).abs() < 1e-2;
+    let first = usize::from(classes > 1 && n > 0 && s.data.chunks_exact(classes).all(sums_to_one));
     let scale = b.scale(size);
     let edges = |i: usize| [0, 1, 2, 3].map(|k| b.at(4 * i + k) * scale[k]);
     let score = |i: usize, c: usize| s.score(i * classes + first + c);

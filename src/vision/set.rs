@@ -3,6 +3,7 @@
 use super::picture::{PictureOptions, Prepared, is_picture, prepare};
 use crate::cancel::Cancel;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::num::part;
 use crate::runner::{Named, Runner};
 use crate::tensor::HostTensor;
 use std::collections::HashMap;
@@ -193,7 +194,10 @@ impl Batches<'_> {
         for (item, prepared) in &open {
             let outputs = match self.outputs(&[prepared]) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => return Err(e),
-                outputs => outputs.map(|all| (prepared, all.into_iter().next().unwrap_or_default())),
+                outputs => outputs.and_then(|all| match all.into_iter().next() {
+                    Some(all) => Ok((prepared, all)),
+                    None => Err(Error::internal(Stage::Run, "a picture without outputs")),
+                }),
             };
             on_outputs(item, outputs)?;
         }
@@ -251,7 +255,7 @@ fn divided(outputs: &[Named], count: usize) -> Result<Vec<Vec<Named>>> {
         shape.iter_mut().take(1).for_each(|n| *n = 1);
         let each = bytes.len() / count.max(1);
         for (i, of) in all.iter_mut().enumerate() {
-            let part = bytes.get(i * each..(i + 1) * each).unwrap_or_default();
+            let part = part(bytes, i * each..(i + 1) * each)?;
             let part = HostTensor::from_bytes(tensor.dtype(), &shape, part).map_err(failed)?;
             of.push((name.clone(), part));
         }
