@@ -118,7 +118,7 @@ fn options_of_an_earlier_header_are_a_prefix() {
     // A later member must not take the place of padding.
     let last = offset_of!(TliteLoadOptions, progress_user) + size_of::<usize>();
     assert_eq!(last, size_of::<TliteLoadOptions>());
-    let last = offset_of!(TliteGenerateOptions, logit_bias_count) + size_of::<usize>();
+    let last = offset_of!(TliteGenerateOptions, json_unbounded) + size_of::<usize>();
     assert_eq!(last, size_of::<TliteGenerateOptions>());
     let first = offset_of!(TliteGenerateOptions, grammar);
     assert_eq!(TliteGenerateOptions::FIRST, first);

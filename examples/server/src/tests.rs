@@ -1,8 +1,9 @@
-//! Requests over HTTP, with the model folder that `TLITE_TEST_MODEL_DIR` names.
+//! Requests over HTTP, with the model in `TLITE_TEST_MODEL_DIR/e0m4`.
 
 use super::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 
 /// Asks over a new connection, and reads at most `most` bytes of the response.
 fn ask(server: SocketAddr, question: &str, most: u64) -> String {
@@ -20,7 +21,8 @@ fn ask(server: SocketAddr, question: &str, most: u64) -> String {
 
 #[tokio::test]
 async fn clients_get_their_answers_at_the_same_time() {
-    let model = std::env::var("TLITE_TEST_MODEL_DIR").expect("names the folder of a language model");
+    let models = std::env::var("TLITE_TEST_MODEL_DIR").expect("names the folder of test models");
+    let model = Path::new(&models).join("e0m4");
     let model = transformer_lite_convert::load(model, &LoadOptions::default()).unwrap();
     let batcher = Batcher::from_model(model, &BatchOptions::default()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
