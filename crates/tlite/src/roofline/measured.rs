@@ -32,7 +32,7 @@ pub struct Measured {
 
 /// What stands in place of a share of a limit that exceeds 1.
 const EXCEEDED: &str = "> probe";
-/// Explains [`EXCEEDED`].
+/// Explains the mark of a share that exceeds the probe.
 pub const EXCEEDED_HELP: &str = "> probe: faster than the device's limit, so the probe was too low (the machine was busy), \
                                  or caches held the data; `tlite devices --probe` measures again";
 
