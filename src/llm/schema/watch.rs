@@ -295,16 +295,13 @@ impl Watch {
         let rests: Vec<&[u8]> = used.iter().filter_map(|name| name.strip_prefix(begun)).collect();
         let mut first = [false; 256];
         for byte in rests.iter().filter_map(|rest| rest.first()) {
-            first
-                .iter_mut()
-                .skip(usize::from(*byte))
-                .take(1)
-                .for_each(|f| *f = true);
+            if let Some(begins) = first.get_mut(usize::from(*byte)) {
+                *begins = true;
+            }
         }
         let any = open.iter().any(|o| self.names.contains_key(&o.id));
         let env = parser.token_env.clone();
         let mut forbidden = Vec::new();
-        let mut cases = Vec::new();
         for (id, features) in (0u32..).zip(features) {
             let quotes = features & QUOTES;
             let matters = match text {
@@ -320,12 +317,7 @@ impl Watch {
                 }
                 Some(_) => false,
             };
-            if matters && allow(id) {
-                cases.push(id);
-            }
-        }
-        for id in cases {
-            if !self.allows(parser, env.tok_trie().token(id)) {
+            if matters && allow(id) && !self.allows(parser, env.tok_trie().token(id)) {
                 forbidden.push(id);
             }
         }
