@@ -163,12 +163,6 @@ impl ModelStore {
         Err(Error::usage("model", unknown(model)))
     }
 
-    /// Loads the language model that `model` stands for. Errors as of [`ModelStore::resolve`] and
-    /// [`Model::load`].
-    pub fn load(&self, model: &Path, options: &LoadOptions, on_event: OnEvent<'_>) -> Result<Model> {
-        Model::load(self.resolve(model, on_event)?, options)
-    }
-
     /// The entry of the GGUF file or checkpoint folder `path`, which is converted where its content
     /// is not known. Errors as of [`crate::gguf::convert`] and
     /// [`crate::checkpoint::folder::convert`]; a models folder that cannot be written. After an
