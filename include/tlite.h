@@ -450,7 +450,7 @@ typedef struct {
    */
   float log_prob;
   /*
-   Its text in UTF-8; empty for special tokens. Bytes that are no whole character become
+   Its text in UTF-8; empty for special tokens. Bytes that are not whole characters become
    U+FFFD.
    */
   const char *text;

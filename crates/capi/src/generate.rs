@@ -174,7 +174,7 @@ pub struct TliteLogProb {
     pub token: u32,
     /// The log-probability; NaN unless the option `log_probs` is set.
     pub log_prob: f32,
-    /// Its text in UTF-8; empty for special tokens. Bytes that are no whole character become
+    /// Its text in UTF-8; empty for special tokens. Bytes that are not whole characters become
     /// U+FFFD.
     pub text: *const c_char,
     /// Length of `text` in bytes, without the 0 byte that follows it.
