@@ -167,14 +167,31 @@ impl Job for Chains {
 /// The kernel `probe_dot`: in each work-group and round, eight chains of four dot products of bytes
 /// over sixteen words, computed as matmuls with quantized weights compute them. With two planes,
 /// one operand of each product has 16 bits.
-pub struct Dots(Isa, usize);
+pub struct Dots {
+    dots: unsafe fn(rounds: usize, factor: i32) -> i32,
+    /// Rounds of `dots` in each round of the kernel.
+    passes: usize,
+}
 
 impl NativeKernel for Dots {
     type Signature = super::DotArgs;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let planes = if spec.defines.contains_key(PLANES) { 2 } else { 1 };
-        matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni).then_some(Self(isa, planes))
+        let words = spec.defines.contains_key(PLANES);
+        let dots: Option<unsafe fn(usize, i32) -> i32> = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Some(x86::vnni512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Some(x86::vnni256),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if words => Some(x86::avx2_words),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Some(x86::avx2),
+            _ => None,
+        };
+        // Where only bytes can be multiplied, 16-bit integers take a pass for each of theirs.
+        let passes = if words && isa != Isa::Avx2 { 2 } else { 1 };
+        dots.map(|dots| Self { dots, passes })
     }
 
     fn pieces(&self, _: &super::DotArgs<Bound>, _: usize) -> usize {
@@ -193,24 +210,8 @@ impl NativeKernel for Dots {
         _: usize,
         _: &mut Scratch,
     ) {
-        let factor = args.factor as i32;
-        // These instruction sets multiply both bytes of 16-bit integers.
-        let rounds = args.rounds * self.1;
-        let sum = match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the processor has the instruction set.
-            Isa::Avx512Vnni => unsafe { x86::vnni512(rounds, factor) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::AvxVnni => unsafe { x86::vnni256(rounds, factor) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::Avx2 if self.1 == 2 => unsafe { x86::avx2_words(args.rounds, factor) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Isa::Avx2 => unsafe { x86::avx2(rounds, factor) },
-            _ => factor,
-        };
+        // SAFETY: `new` chose the function by the processor's instruction set.
+        let sum = unsafe { (self.dots)(args.rounds * self.passes, args.factor as i32) };
         // SAFETY: each piece writes its own element.
         unsafe { args.y.slice_mut::<f32>(piece..piece + 1)[0] = sum as f32 };
     }
