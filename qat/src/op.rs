@@ -323,9 +323,9 @@ fn windows(at: &[Axis; 2], groups: usize, x: Tensor<4>) -> Tensor<4> {
     let line = |a: &Axis, tap: usize| {
         let from = tap * a.dilation;
         Slice::new(
-            signed(from),
-            Some(signed(from + (a.out - 1) * a.stride + 1)),
-            signed(a.stride),
+            from.cast_signed(),
+            Some((from + (a.out - 1) * a.stride + 1).cast_signed()),
+            a.stride.cast_signed(),
         )
     };
     let mut taps = Vec::with_capacity(at[0].kernel * at[1].kernel);
@@ -338,10 +338,6 @@ fn windows(at: &[Axis; 2], groups: usize, x: Tensor<4>) -> Tensor<4> {
         }
     }
     Tensor::cat(taps, 2)
-}
-
-fn signed(v: usize) -> isize {
-    isize::try_from(v).unwrap_or(isize::MAX)
 }
 
 fn check_transposed(conv: &ConvTranspose) -> Result<(), Reason> {
