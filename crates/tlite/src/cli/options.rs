@@ -34,7 +34,7 @@ pub const ADVANCED: &str = "Advanced";
 pub const MODEL: &str = "Model folder, .gguf file, hf:OWNER/REPO, or name from `tlite list`";
 /// The same in `--help`.
 pub const MODEL_LONG: &str = "The model: a folder with model.onnx, a .gguf file, a Hugging Face checkpoint folder, \
-                              hf:OWNER/REPO[:FILE], or a name that `tlite list` prints";
+                              hf:OWNER/REPO[:FILE|QUANT], or a name that `tlite list` prints";
 /// Help of the option `--model`.
 pub const MODEL_OPTION: &str = "Same as the argument MODEL";
 
@@ -126,7 +126,8 @@ pub struct DeviceOptions {
     /// 0]
     #[arg(long, value_name = "MS", value_parser = slice_ms, hide_short_help = true, help_heading = ADVANCED)]
     pub slice_ms: Option<u32>,
-    /// Threads of the `cpu` backend [default: all cores that the process may use]
+    /// Threads of the `cpu` backend, which is then used [default: all cores that the process may
+    /// use]
     #[arg(long, value_name = "N", hide_short_help = true, help_heading = ADVANCED)]
     pub threads: Option<usize>,
     /// Instruction set of the `cpu` backend, for comparison [default: the best that the processor

@@ -15,7 +15,7 @@ use transformer_lite_convert::models::hub::{Hub, Spec};
 /// preferably with 4-bit weights; if there is none, it uses the safetensors files.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "tlite pull [OPTIONS] OWNER/REPO[:FILE]",
+    override_usage = "tlite pull [OPTIONS] OWNER/REPO[:FILE|QUANT]",
     after_help = "\
 Examples:
   tlite pull bartowski/SmolLM2-135M-Instruct-GGUF
@@ -24,7 +24,7 @@ Examples:
 )]
 pub struct Args {
     /// Repository on the Hugging Face Hub, optionally with one of its GGUF files
-    #[arg(value_name = "OWNER/REPO[:FILE]")]
+    #[arg(value_name = "OWNER/REPO[:FILE|QUANT]")]
     model: String,
     /// Print the result as one JSON object
     #[arg(long)]

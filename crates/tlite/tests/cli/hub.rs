@@ -592,6 +592,7 @@ fn what_is_not_there_is_named() {
     user.fails(&["pull", "owner/other:x.gguf"], "NoRepository", &["owner/other"]);
     let files = ["x.gguf", FILE, "tiny-F16.gguf"];
     user.fails(&["pull", "owner/repo:x.gguf"], "NoFile", &files);
+    user.fails(&["pull", "owner/repo:Q6_K"], "NoModel", &["Q6_K", FILE]);
     let outside = user.run(&["pull", "owner/repo:../x"]);
     failed_in_a_line(&outside, 2, "Usage", &["owner/repo:../x", "OWNER/REPO"]);
     assert!(!user.has_models());

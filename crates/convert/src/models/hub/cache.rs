@@ -72,7 +72,7 @@ impl Cache {
                     bytes(file) + others,
                 );
             }
-            if choose::choose(&files) == Choice::Checkpoint {
+            if choose::choose(&files, None) == Choice::Checkpoint {
                 add(
                     format!("{owner}/{name}"),
                     snapshot.clone(),

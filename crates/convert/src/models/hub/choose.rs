@@ -50,10 +50,11 @@ pub(super) fn other_parts(name: &str) -> Vec<String> {
     part.iter().flat_map(PartName::others).collect()
 }
 
-/// The model among the files `names` of a repository.
-pub(super) fn choose(names: &[String]) -> Choice {
+/// The model among the files `names` of a repository. With `quant`, a GGUF file of this quantization.
+pub(super) fn choose(names: &[String], quant: Option<&str>) -> Choice {
     let all = ggufs(names);
-    let best = all.iter().filter(|n| is_model(n, names)).min_by_key(|n| {
+    let suits = |n: &&String| is_model(n, names) && quant.is_none_or(|q| holds(file_name(n), q));
+    let best = all.iter().filter(suits).min_by_key(|n| {
         let rank = PREFERRED.iter().position(|q| holds(file_name(n), q));
         // Of several models a single file, then the one with the shortest name.
         let split = !other_parts(n).is_empty();
@@ -67,6 +68,7 @@ pub(super) fn choose(names: &[String]) -> Choice {
     };
     match best {
         Some(name) => Choice::Gguf(name.clone()),
+        None if quant.is_some() => Choice::None,
         None if checkpoint() => Choice::Checkpoint,
         None if all.iter().any(|n| PartName::of(n).is_some()) => Choice::Split,
         None => Choice::None,

@@ -221,14 +221,21 @@ impl<'a> Client<'a> {
     /// The model that the repository's list of files leads to.
     fn choose(&self, on_event: OnEvent<'_>) -> Result<Fetched> {
         let (commit, names) = self.list(on_event)?;
-        match choose::choose(&names) {
+        let quant = self.spec.quant.as_deref();
+        match choose::choose(&names, quant) {
             Choice::Gguf(name) => self.file(&name, &commit, on_event),
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, on_event),
             Choice::Checkpoint => self.no_model(MISSING),
             Choice::Split => {
                 self.no_model("its GGUF files are parts of larger ones, of which some are missing")
             }
-            Choice::None => self.no_model("the repository has neither"),
+            Choice::None => match quant {
+                Some(quant) => {
+                    let files = super::listed("its GGUF files are", &choose::ggufs(&names));
+                    self.no_model(&format!("no GGUF file is a model in {quant}; {files}"))
+                }
+                None => self.no_model("the repository has neither"),
+            },
         }
     }
 

@@ -61,12 +61,14 @@ const ATTEMPTS: u32 = 4;
 /// The pause before the second request; it doubles from one to the next.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A model on the hub: `OWNER/REPO`, or a GGUF file of it, `OWNER/REPO:FILE`. Parsing takes a
-/// leading `hf:`, which the text of a spec always has.
+/// A model on the hub: `OWNER/REPO`, or a GGUF file of it, `OWNER/REPO:FILE` or, by its
+/// quantization, `OWNER/REPO:QUANT`. Parsing takes a leading `hf:`, which the text of a spec always
+/// has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     repo: String,
     file: Option<String>,
+    quant: Option<String>,
 }
 
 impl Spec {
@@ -86,6 +88,7 @@ impl Spec {
         Self {
             repo: self.repo.clone(),
             file: None,
+            quant: None,
         }
     }
 
@@ -94,6 +97,7 @@ impl Spec {
         Self {
             repo: self.repo.clone(),
             file: Some(file.to_owned()),
+            quant: None,
         }
     }
 }
@@ -101,7 +105,8 @@ impl Spec {
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{PREFIX}{}", self.repo)?;
-        self.file.iter().try_for_each(|file| write!(f, ":{file}"))
+        let part = self.file.as_ref().or(self.quant.as_ref());
+        part.iter().try_for_each(|part| write!(f, ":{part}"))
     }
 }
 
@@ -116,25 +121,19 @@ impl FromStr for Spec {
             let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
             !part.is_empty() && !part.starts_with('.') && part.bytes().all(allowed)
         };
-        // Ollama and llama.cpp take a quantization there.
-        if let Some(tag) =
-            file.filter(|f| !f.is_empty() && f.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'))
-        {
-            let what = format!(
-                "\"{tag}\": expected the name of a GGUF file after the colon; without one, tlite picks a file with 4-bit \
-                 weights"
-            );
-            return Err(Error::usage("model", what));
-        }
         let both = repo.split_once('/');
         if both.is_some_and(|(owner, name)| part(owner) && part(name)) && file.is_none_or(is_file_name) {
+            let is_quant = |f: &&str| f.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            let (quant, file) = (file.filter(is_quant), file.filter(|f| !is_quant(f)));
             return Ok(Self {
                 repo: repo.to_owned(),
                 file: file.map(str::to_owned),
+                quant: quant.map(str::to_owned),
             });
         }
         let what = format!(
-            "\"{}\": expected OWNER/REPO or OWNER/REPO:FILE, such as bartowski/SmolLM2-135M-Instruct-GGUF",
+            "\"{}\": expected OWNER/REPO, OWNER/REPO:FILE or OWNER/REPO:QUANT, such as \
+             bartowski/SmolLM2-135M-Instruct-GGUF:Q4_0",
             text.escape_debug()
         );
         Err(Error::usage("model", what))
@@ -428,7 +427,7 @@ impl Hub {
             return Ok(whole.then(|| fetched(file, path)));
         }
         let names = repo.files();
-        match choose::choose(&names) {
+        match choose::choose(&names, spec.quant.as_deref()) {
             Choice::Gguf(name) => Ok(Some(fetched(&name, snapshot.join(&name)))),
             Choice::Checkpoint if is_checkpoint(&snapshot) && has_tokenizer(&names) => {
                 let files = crate::checkpoint::folder::sources(&snapshot);

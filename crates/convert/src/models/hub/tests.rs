@@ -12,6 +12,11 @@ fn specs_name_a_repository_and_perhaps_a_file() {
         assert_eq!((spec.repo(), spec.file()), (repo, file));
         assert_eq!(spec.to_string().parse::<Spec>().unwrap(), spec);
     }
+    let spec: Spec = "a/b:Q4_K_M".parse().unwrap();
+    assert_eq!(
+        (spec.file(), spec.quant.as_deref(), spec.to_string().as_str()),
+        (None, Some("Q4_K_M"), "hf:a/b:Q4_K_M")
+    );
     for text in [
         "",
         "a",
@@ -27,7 +32,6 @@ fn specs_name_a_repository_and_perhaps_a_file() {
         "a b/c",
         "hf:hf:a/b",
         "a/b:c:d",
-        "a/b:Q4_K_M",
         "a/b:..\\x",
     ] {
         let e = text.parse::<Spec>().unwrap_err();

@@ -2,7 +2,7 @@ use super::*;
 
 fn chosen(names: &[&str]) -> Choice {
     let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-    choose(&names)
+    choose(&names, None)
 }
 
 fn gguf(name: &str) -> Choice {
@@ -31,6 +31,26 @@ fn quantizations_have_an_order() {
         chosen(&["m-1B-Q4_0.gguf", "m-1B-it-Q4_0.gguf"]),
         gguf("m-1B-Q4_0.gguf")
     );
+}
+
+#[test]
+fn a_quantization_chooses_among_the_files() {
+    let names = [
+        "m-Q4_0.gguf",
+        "m-Q4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "config.json",
+        "m.safetensors",
+    ];
+    let names: Vec<String> = names.map(str::to_owned).into();
+    for (quant, choice) in [
+        ("Q4_K_M", gguf("m-Q4_K_M.gguf")),
+        ("q8_0", gguf("m-Q8_0.gguf")),
+        ("Q4", Choice::None),
+        ("Q6_K", Choice::None),
+    ] {
+        assert_eq!(choose(&names, Some(quant)), choice, "{quant}");
+    }
 }
 
 #[test]
