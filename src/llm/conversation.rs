@@ -3,7 +3,7 @@
 use super::codec::Codec;
 use super::session::{Answer, GenerateOptions, Piece, Session};
 use super::template::Message;
-use super::{Finish, Metrics};
+use super::{DefaultBound, Finish, Metrics};
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -260,6 +260,11 @@ impl Reply<'_> {
     /// See [`Answer::reused`].
     pub fn reused(&self) -> usize {
         self.answer.reused()
+    }
+
+    /// See [`Answer::reached`].
+    pub fn reached(&self) -> Vec<DefaultBound> {
+        self.answer.reached()
     }
 
     /// See [`Answer::metrics`].

@@ -83,10 +83,7 @@ impl fmt::Display for DefaultBound {
                 "`maxItems` or `maxProperties`",
             ),
         };
-        write!(
-            f,
-            "{value}; set {keyword} in the schema, or lift all default bounds with `json_unbounded`"
-        )
+        write!(f, "{value}; {keyword} in the schema sets another bound")
     }
 }
 

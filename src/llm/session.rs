@@ -10,7 +10,6 @@ use super::tokenizer::{TextStream, Tokenizer};
 use super::{
     Cancel, DecodeOptions, Finish, Generator, LanguageModel, LogProbs, Metrics, Progress, Token, prompt_cache,
 };
-use crate::backend::NOTE;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::num;
 use std::collections::BTreeMap;
@@ -265,8 +264,7 @@ impl Answer<'_> {
         self.reused
     }
 
-    /// The default bounds at which values of the text ended, if a schema constrains it. They are
-    /// also logged as warnings at the end.
+    /// The default bounds at which values of the text ended, if a schema constrains it.
     pub fn reached(&self) -> Vec<DefaultBound> {
         self.generator.reached()
     }
@@ -298,9 +296,6 @@ impl Answer<'_> {
                     .log_probs()
                     .map(|found| found.clone().with_texts(self.tokenizer, token.id)),
             }));
-        }
-        for bound in self.reached() {
-            log::warn!(target: NOTE, "{bound}");
         }
         let rest = self.text.take().map(TextStream::finish).transpose()?;
         let mut text = self.stop.push(&rest.unwrap_or_default());

@@ -567,6 +567,7 @@ unsafe fn generate(
                 let mut answer = conversation.answer(messages.to_vec(), options)?;
                 let wanted = receiver.receive(&mut answer, &codec);
                 handle.set_metrics(answer.metrics());
+                answer.reached().iter().for_each(|bound| log::warn!("{bound}"));
                 Ok(finish(wanted?, answer.finish()))
             }
             prompt => {
@@ -575,6 +576,7 @@ unsafe fn generate(
                 let mut answer = session.generate(tokens.as_slice(), options)?;
                 let wanted = receiver.receive(&mut answer, &codec);
                 handle.set_metrics(answer.metrics());
+                answer.reached().iter().for_each(|bound| log::warn!("{bound}"));
                 Ok(finish(wanted?, answer.finish()))
             }
         }

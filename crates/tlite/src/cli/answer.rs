@@ -15,8 +15,8 @@ use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, Used};
 use transformer_lite::unstable::llm::{
-    Codec, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress, Prompt, Sampler,
-    SamplerNeeds, SchemaOptions, Session, StopStrings, WhiteSpace,
+    Codec, DefaultBound, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, Piece, Progress,
+    Prompt, Sampler, SamplerNeeds, SchemaOptions, Session, StopStrings, WhiteSpace,
 };
 
 /// Options of every command that answers.
@@ -179,6 +179,8 @@ pub struct Outcome {
     pub finish: Option<Finish>,
     /// Tokens of the prompt that were already in the cache.
     pub reused: usize,
+    /// Default bounds at which values of constrained JSON ended.
+    pub reached: Vec<DefaultBound>,
     pub metrics: Metrics,
 }
 
@@ -242,6 +244,12 @@ impl Outcome {
         }
         format!("[{}]", parts.join(", "))
     }
+
+    /// Notes on the default bounds at which values ended.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        let all = "; --json-unbounded lifts all default bounds";
+        self.reached.iter().map(move |bound| format!("{bound}{all}"))
+    }
 }
 
 /// A progress bar over the tokens of a long prompt, on a terminal. It disappears when dropped.
@@ -290,6 +298,7 @@ pub fn answer<'p>(
         text,
         finish: answer.finish(),
         reused: answer.reused(),
+        reached: answer.reached(),
         metrics: answer.metrics(),
     })
 }
@@ -363,6 +372,7 @@ mod tests {
             text: String::new(),
             finish: Some(Finish::Eos(2)),
             reused: 0,
+            reached: Vec::new(),
             metrics: Metrics {
                 tokens: 14,
                 decode_tokens: 10,

@@ -321,6 +321,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         put(&mut *stdout, "\n")?;
     }
     figures(&outcome.status_line(&facts, false));
+    outcome.notes().for_each(|text| note(&text));
     if outcome.finish == Some(Finish::MaxTokens) && args.answers.max_tokens().is_none() {
         note(&format!(
             "stopped after {MAX_TOKENS} tokens, the default; -n N sets the limit, -n -1 removes it"

@@ -248,11 +248,13 @@ impl Talk<'_> {
             text,
             finish: reply.finish(),
             reused: reply.reused(),
+            reached: reply.reached(),
             metrics: reply.metrics(),
         };
         drop((reply, reading, generating));
         put(console.out, "\n")?;
         console.note(&self.status(&outcome, forgotten));
+        outcome.notes().for_each(|text| console.note(&text));
         self.last = Some(outcome.metrics);
         Ok(())
     }
