@@ -74,6 +74,8 @@ fn what_has_no_counterpart_is_explained_in_one_line() {
         "tlite chat m -fa off",
         "tlite chat m -ctk q4_0",
         "tlite generate m x -b 512",
+        "tlite generate m x -c 0",
+        "tlite bench m --backend=cuda",
         "tlite generate m x --mirostat 2",
         "tlite chat m -no-cnv",
         // Letters after a number's option, or after -h.
