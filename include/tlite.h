@@ -629,7 +629,7 @@ typedef struct {
 } tlite_message;
 
 /*
- What is known of an input or output. Pointers belong to the runner.
+ Describes an input or output. Pointers belong to the runner.
  */
 typedef struct {
   /*
@@ -649,11 +649,11 @@ typedef struct {
    */
   ptrdiff_t rank;
   /*
-   `rank` sizes, outermost axis first; -1 for a size that the inputs of a run decide.
+   `rank` sizes, outermost axis first; -1 for a size that depends on the inputs of a run.
    */
   const int64_t *shape;
   /*
-   `rank` texts: sizes, or names and formulas such as "batch" and "2*height".
+   `rank` strings: sizes, or names and formulas such as "batch" and "2*height".
    */
   const char *const *axes;
 } tlite_tensor_info;
@@ -667,11 +667,11 @@ typedef struct {
    */
   const char *name;
   /*
-   Elements in row-major order and the byte order of little-endian machines. They are copied.
+   Elements in row-major order, little-endian. They are copied.
    */
   const void *data;
   /*
-   Number of bytes of `data`, which must be that of the shape.
+   Size of `data` in bytes. It must match the shape and the element type.
    */
   size_t bytes;
   /*
@@ -815,10 +815,10 @@ tlite_finish tlite_chat(const tlite_session *session,
 
 /*
  Loads the model folder `path`, as `tlite_model_load` does, for up to `sequences` requests at the
- same time; 0 means 8. The tokens of requests share steps of the model, and their common prefixes
- share memory. If the model cannot do this, requests run one after another, which the log says.
- Returns a batcher, to be freed with `tlite_batcher_free`, or NULL on failure. `on_progress` must
- be NULL.
+ same time; 0 means 8. Requests are batched into the same forward passes, and common prefixes
+ share KV cache pages. If the model cannot do this, requests run one after another, and the log
+ says so. Returns a batcher, to be freed with `tlite_batcher_free`, or NULL on failure.
+ `on_progress` must be NULL.
  */
 tlite_batcher *tlite_batcher_load(const char *path, const tlite_load_options *options, size_t sequences);
 
@@ -908,14 +908,15 @@ size_t tlite_runner_input_count(const tlite_runner *runner);
 int tlite_runner_input(const tlite_runner *runner, size_t index, tlite_tensor_info *info);
 
 /*
- The number of outputs: those of the last run. Before the first run, those whose shapes the model
+ The number of outputs of the last run; before the first run, of outputs whose shapes the model
  states. 0 if another call is using the runner.
  */
 size_t tlite_runner_output_count(const tlite_runner *runner);
 
 /*
- Describes the output `index`, counted from 0, in `info`: after a run with its sizes. The
- pointers are valid until the next run or until the runner is freed. Returns 0, or -1 on failure.
+ Describes the output `index`, counted from 0, in `info`; after a run, with the sizes of that
+ run. The pointers are valid until the next run or until the runner is freed. Returns 0, or -1 on
+ failure.
  */
 int tlite_runner_output(const tlite_runner *runner, size_t index, tlite_tensor_info *info);
 

@@ -34,10 +34,10 @@ struct Outcome {
 }
 
 /// Loads the model folder `path`, as `tlite_model_load` does, for up to `sequences` requests at the
-/// same time; 0 means 8. The tokens of requests share steps of the model, and their common prefixes
-/// share memory. If the model cannot do this, requests run one after another, which the log says.
-/// Returns a batcher, to be freed with `tlite_batcher_free`, or NULL on failure. `on_progress` must
-/// be NULL.
+/// same time; 0 means 8. Requests are batched into the same forward passes, and common prefixes
+/// share KV cache pages. If the model cannot do this, requests run one after another, and the log
+/// says so. Returns a batcher, to be freed with `tlite_batcher_free`, or NULL on failure.
+/// `on_progress` must be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_batcher_load(
     path: *const c_char,

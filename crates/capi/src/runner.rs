@@ -115,7 +115,7 @@ pub(crate) fn dtype(name: &str, number: c_int) -> Result<DType> {
     })
 }
 
-/// What is known of an input or output. Pointers belong to the runner.
+/// Describes an input or output. Pointers belong to the runner.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TliteTensorInfo {
@@ -127,9 +127,9 @@ pub struct TliteTensorInfo {
     pub optional: c_int,
     /// Number of axes; -1 if the model does not state it.
     pub rank: isize,
-    /// `rank` sizes, outermost axis first; -1 for a size that the inputs of a run decide.
+    /// `rank` sizes, outermost axis first; -1 for a size that depends on the inputs of a run.
     pub shape: *const i64,
-    /// `rank` texts: sizes, or names and formulas such as "batch" and "2*height".
+    /// `rank` strings: sizes, or names and formulas such as "batch" and "2*height".
     pub axes: *const *const c_char,
 }
 
@@ -138,9 +138,9 @@ pub struct TliteTensorInfo {
 pub struct TliteTensor {
     /// Name of the input, in UTF-8.
     pub name: *const c_char,
-    /// Elements in row-major order and the byte order of little-endian machines. They are copied.
+    /// Elements in row-major order, little-endian. They are copied.
     pub data: *const c_void,
-    /// Number of bytes of `data`, which must be that of the shape.
+    /// Size of `data` in bytes. It must match the shape and the element type.
     pub bytes: usize,
     /// `rank` sizes, outermost axis first. NULL for a scalar, whose rank is 0.
     pub shape: *const usize,
@@ -318,7 +318,7 @@ pub unsafe extern "C" fn tlite_runner_input(
     })
 }
 
-/// The number of outputs: those of the last run. Before the first run, those whose shapes the model
+/// The number of outputs of the last run; before the first run, of outputs whose shapes the model
 /// states. 0 if another call is using the runner.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_runner_output_count(runner: *const TliteRunner) -> usize {
@@ -329,8 +329,9 @@ pub unsafe extern "C" fn tlite_runner_output_count(runner: *const TliteRunner) -
     })
 }
 
-/// Describes the output `index`, counted from 0, in `info`: after a run with its sizes. The
-/// pointers are valid until the next run or until the runner is freed. Returns 0, or -1 on failure.
+/// Describes the output `index`, counted from 0, in `info`; after a run, with the sizes of that
+/// run. The pointers are valid until the next run or until the runner is freed. Returns 0, or -1 on
+/// failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_runner_output(
     runner: *const TliteRunner,

@@ -142,7 +142,8 @@ internal fun finishOf(number: Int, guard: Guard): Finish {
 
 /**
  * Converts the GGUF file or checkpoint folder [source] to the model folder [output], which must be
- * empty or not exist yet. [progress] receives bytes done and in all; `false` ends the conversion.
+ * empty or not exist yet. [progress] receives the bytes done and their total; `false` ends the
+ * conversion.
  */
 fun convert(source: String, output: String, progress: ((Long, Long) -> Boolean)? = null) {
     val guard = Guard()
