@@ -97,8 +97,8 @@ impl State {
 
 impl Grammar {
     /// A context-free grammar in Lark notation, as `llguidance` reads it, or in llama.cpp's GBNF.
-    /// The rule `start`, or `root` in GBNF, is the whole text, after which one of `eos` may come.
-    /// An error for an invalid grammar; in GBNF, it names the line.
+    /// The rule `start`, or `root` in GBNF, matches the whole text, after which one of `eos` may
+    /// come. Fails if the grammar is invalid; in GBNF, the error names the line.
     pub fn lark(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
         let grammar = if is_gbnf(text) {
             let made = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(gbnf::compile(text))));
@@ -119,10 +119,9 @@ impl Grammar {
 
     /// JSON that matches a schema. The members of an object are written in the order of the schema.
     /// If `properties` or `patternProperties` declares members, others need `additionalProperties`.
-    /// No two members of an object have one name. Values that the schema does not bound are bounded
-    /// ([`DefaultBound`]). An error for invalid JSON, for a schema that is wrong or has a keyword
-    /// which cannot be expressed (it names the keyword), and for one that only an empty object
-    /// matches.
+    /// No two members of an object have the same name. Values that the schema does not bound get
+    /// default bounds ([`DefaultBound`]). Fails for invalid JSON, for an invalid schema or one with
+    /// an unsupported keyword (the error names it), and for one that only an empty object matches.
     pub fn json_schema_with(
         text: &str,
         options: &SchemaOptions,

@@ -22,8 +22,8 @@ pub struct TopToken {
     pub id: u32,
     /// Its natural log-probability.
     pub log_prob: f32,
-    /// What it adds to a text, or its name if it is special. Bytes that are not whole characters
-    /// are replaced by U+FFFD. Only pieces of answers have texts; elsewhere it is empty.
+    /// The text that it adds, or its name if it is special. Incomplete UTF-8 becomes U+FFFD. Empty
+    /// except in pieces of answers.
     pub text: String,
 }
 

@@ -48,7 +48,7 @@ pub struct SchemaOptions {
     pub json_unbounded: bool,
 }
 
-/// A bound of values that a schema does not bound. It makes sure that an answer ends.
+/// A bound for values that the schema does not bound, so that an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultBound {
     /// A number has at most 40 digits.
@@ -79,7 +79,7 @@ impl fmt::Display for DefaultBound {
                 "`maxLength`",
             ),
             Self::Items => (
-                "a list ended at the default bound of 256 items",
+                "an array or object ended at the default bound of 256 items",
                 "`maxItems` or `maxProperties`",
             ),
         };
@@ -92,7 +92,7 @@ pub(super) struct Compiled {
     pub grammar: Grammar,
     pub lexer: LexerSpec,
     /// Objects may have members that are not declared. The grammar does not forbid that two of them
-    /// have one name.
+    /// have the same name.
     pub open: bool,
 }
 

@@ -79,7 +79,7 @@ fn unknown(outputs: &[Named], why: &str) -> Error {
     let shapes = outputs.iter().map(|(name, t)| format!("{name} {t:?}"));
     let shapes: Vec<String> = shapes.collect();
     let what = format!(
-        "the outputs have no known form of a detector: {}{why}; known are [1, 4 + classes, n], [1, n, 5 + classes], \
+        "the outputs are not those of a supported detector: {}{why}; supported: [1, 4 + classes, n], [1, n, 5 + classes], \
          [1, n, 6], and boxes [1, n, 4] with scores [1, n, classes] or with classes and scores [1, n]",
         shapes.join(", ")
     );

@@ -7,9 +7,9 @@ use image::codecs::png::PngEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 /// The mask of an output as a grey PNG file, in its own size. A mask of one channel, `[1, 1, h,
-/// w]`, `[1, h, w, 1]` or `[1, h, w]`, becomes brightness: 0 is black, 1 is white; where values are
-/// outside of 0 to 1, they are logits, of which the sigmoid is drawn. Of several channels, `[1, c,
-/// h, w]`, each pixel gets the number of the largest one.
+/// w]`, `[1, h, w, 1]` or `[1, h, w]`, becomes brightness: 0 is black, 1 is white; if values are
+/// outside of 0 to 1, they are taken as logits and mapped by a sigmoid. With several channels, `[1,
+/// c, h, w]`, each pixel becomes the index of the largest one.
 ///
 /// An error of kind [`ErrorKind::Unsupported`] for another shape, for more than 256 channels, and
 /// for values that are not finite.

@@ -230,10 +230,10 @@ impl Batcher {
         Self::of(&folder, codec, options, batch, None)
     }
 
-    /// A batcher of a loaded model, with its codec and the options with which it was loaded. The
-    /// weights are loaded again in the form for several sequences, after those of `model` are
-    /// freed; clones and sessions of it keep them. If requests run one after another, `model`
-    /// itself is used. Notes and errors are those of [`Batcher::load`].
+    /// Makes a batcher from a loaded model, with the model's codec and load options. The model is
+    /// dropped, and its weights are loaded again in the form for several sequences; clones and
+    /// sessions of the model keep the old ones in memory. If requests run one after another,
+    /// `model` itself is used. Notes and errors are those of [`Batcher::load`].
     pub fn from_model(model: Model, batch: &BatchOptions) -> Result<Self> {
         let (codec, origin) = (model.codec().clone(), model.origin().clone());
         Self::of(&origin.folder, codec, &origin.options, batch, Some(model))
@@ -528,11 +528,11 @@ impl Ticket {
         self.end.metrics
     }
 
-    /// Polls for the next piece, for asynchronous programs: `Ready(None)` after the last one. The
-    /// task of `cx` is woken when there is more to read, at the end, and by [`Ticket::cancel`] and
-    /// the end of the batcher; no thread or timer waits meanwhile. A request that is still in the
-    /// queue does not notice its [`GenerateOptions::cancel`] before its turn; [`Ticket::cancel`]
-    /// ends it at once.
+    /// Polls for the next piece, for asynchronous programs. Returns `Ready(None)` after the last
+    /// one. The task of `cx` is woken when there is more to read, when the request ends or is
+    /// cancelled, and when the batcher is dropped; no thread or timer waits meanwhile. A request
+    /// that is still in the queue does not notice its [`GenerateOptions::cancel`] before its turn;
+    /// [`Ticket::cancel`] ends it at once.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece>>> {
         if self.ended {
             return Poll::Ready(None);
