@@ -217,7 +217,7 @@ fn read_prompt(prompt: Given<'_>, input: &mut dyn Read) -> Result<String> {
         }
     };
     if text.trim().is_empty() {
-        let what = format!("{empty}; expected a prompt, as text, with --file, or - for standard input");
+        let what = format!("{empty}; give a prompt as text, with --file FILE, or on standard input (-)");
         return Err(Error::usage(name, what));
     }
     let end = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));

@@ -25,7 +25,7 @@ use transformer_lite::unstable::tensor::DType;
 /// Show what a model contains and what it needs to run
 ///
 /// Reads only the model's files: it loads no weights and opens no device. The plan is that of the
-/// `cpu` backend, unless --backend or --device name another one. Memory is given for the longest
+/// `cpu` backend, unless --backend or --device names another. Memory is given for the longest
 /// inputs within the bounds. A symbol without a bound gets a default bound, which is reported.
 /// `--verbose` adds symbols, all operators and passes, and memory by placement rule. For a GGUF
 /// file, only the header is shown, unless an option needs a plan.

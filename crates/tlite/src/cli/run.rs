@@ -45,10 +45,9 @@ use transformer_lite::unstable::vision::scores::Scores;
 /// Run any model on tensors or pictures
 ///
 /// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
-/// with references. For several pictures, there is one table, or one JSON object per line for each
-/// picture; a picture that cannot be read is named, and the others are answered. This command
-/// treats a decoder's KV cache as ordinary inputs and outputs; use `tlite generate` to generate
-/// text.
+/// with references. Several pictures give one table, or one line of JSON per picture; a picture
+/// that cannot be read is reported, and the others are still processed. This command treats a
+/// decoder's KV cache as ordinary inputs and outputs; use `tlite generate` to generate text.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite run [OPTIONS] MODEL [FILE]...", after_help = EXAMPLES)]
 pub struct Args {
@@ -75,13 +74,13 @@ pub struct Args {
     /// Default with --labels if the last node of the model computes logits.
     #[arg(long, hide_short_help = true)]
     softmax: bool,
-    /// Number of classes to list [default: 5; for each of several pictures 1]
+    /// Number of classes to list [default: 5, or 1 per picture if there are several]
     #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     top_k: Option<NonZeroUsize>,
     /// List the objects that a detector finds in pictures (YOLO and SSD)
     ///
-    /// Of boxes of one class that overlap by more than 45 % of their union, the most likely one is
-    /// listed. `tlite run` names the outputs of a detector of another form.
+    /// If boxes of one class overlap by more than 45 % of their union, only the most likely one is
+    /// listed. If the outputs have an unsupported form, the error shows their shapes.
     #[arg(long)]
     boxes: bool,
     /// Lowest score of an object [default: 0.25]
@@ -105,13 +104,13 @@ pub struct Args {
     /// Set the symbolic sizes of random inputs, for example batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...", requires = "random")]
     bind: Vec<String>,
-    /// Write each output as DIR/NAME.npy; of several pictures, as DIR/PICTURE/NAME.npy
+    /// Write each output as DIR/NAME.npy, or DIR/PICTURE/NAME.npy for several pictures
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Also write each output that is a mask as a grey picture, NAME.png
+    /// Also write each output that is a mask as a grayscale picture, NAME.png
     ///
-    /// 0 is black and 1 is white; logits are mapped by a sigmoid. Of several channels, each pixel
-    /// gets the number of the largest one.
+    /// 0 is black and 1 is white; logits are mapped by a sigmoid. With several channels, each
+    /// pixel is the index of the largest one.
     #[arg(long, requires = "output_dir", hide_short_help = true)]
     mask: bool,
     /// Replace files that exist in --output-dir
@@ -143,7 +142,7 @@ pub struct Args {
     /// Time each step and list the slowest kernels
     #[arg(long, hide_short_help = true)]
     profile: bool,
-    /// Print one JSON object, or one line for each of several pictures
+    /// Print one JSON object, or one per line for several pictures
     #[arg(long)]
     json: bool,
     #[command(flatten)]

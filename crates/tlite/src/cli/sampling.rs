@@ -23,7 +23,7 @@ pub struct SamplingOptions {
     /// Greedy decoding always takes the most likely token. By default, temperature, top-k, top-p
     /// and min-p come from the model's `generation_config.json`. If it sets none of them, models
     /// with fewer than a billion parameters are greedy, unless one of these options asks for
-    /// sampling. For the others the values are 0.8, 40, 0.95 and 0.05.
+    /// sampling; all other models use 0.8, 40, 0.95 and 0.05.
     #[arg(long, visible_alias = "temp", value_name = "F", value_parser = number(TEMPERATURE))]
     pub temperature: Option<f32>,
     /// Sample from the N most likely tokens; 0 is off

@@ -232,7 +232,7 @@ impl<'a> Client<'a> {
             Choice::None => match quant {
                 Some(quant) => {
                     let files = super::listed("its GGUF files are", &choose::ggufs(&names));
-                    self.no_model(&format!("no GGUF file is a model in {quant}; {files}"))
+                    self.no_model(&format!("no GGUF file has the quantization {quant}; {files}"))
                 }
                 None => self.no_model("the repository has neither"),
             },
