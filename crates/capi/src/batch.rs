@@ -47,7 +47,7 @@ pub unsafe extern "C" fn tlite_batcher_load(
     guarded(std::ptr::null_mut(), || {
         // SAFETY: as the caller promises.
         let (path, (options, progress)) = unsafe { (text("path", path)?, load_options(options)?) };
-        progress.refuse("a batcher loads without it")?;
+        progress.refuse("a batcher reports no progress")?;
         let mut batch = BatchOptions::default();
         if sequences > 0 {
             batch.sequences = sequences;

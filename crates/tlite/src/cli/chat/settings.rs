@@ -76,7 +76,7 @@ impl Talk<'_> {
         match name {
             MAX_TOKENS => {
                 self.max_tokens = token_limit(value).map_err(wrong)?;
-                Ok(format!("Answers end after {value} tokens (-1: unlimited)."))
+                Ok(format!("Token limit of answers: {value} (-1: unlimited)."))
             }
             SHIFT => {
                 let on = ["on", "off"].iter().position(|word| *word == value);
