@@ -91,7 +91,7 @@ pub enum ErrorKind {
     MissingInput,
     /// A language model computed logits that are NaN or infinite.
     NotFinite,
-    /// Another call or process is using the session, file or folder.
+    /// Another call or process is using the session, file or folder, or a queue is full.
     Busy,
     /// The work was interrupted.
     Interrupted,

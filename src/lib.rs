@@ -154,6 +154,7 @@ pub mod results {
     pub use crate::internal::error::Cause;
     pub use crate::internal::executor::Timing;
     pub use crate::internal::graph::pass::PassReport;
+    pub use crate::internal::llm::batch::BatchState;
     pub use crate::internal::llm::load::{Loading, PlaceName, Used};
     pub use crate::internal::llm::prompt_cache::{Identity, Layout};
     pub use crate::internal::llm::template::Raised;

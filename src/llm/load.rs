@@ -65,7 +65,7 @@ pub struct Loaded {
 }
 
 /// Where a model runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlaceName {
     /// `opencl`, `wgpu`, `cpu` or `reference`.
     pub backend: &'static str,

@@ -4,7 +4,7 @@ use super::steps::{BatchSequence, StepRunner, device_lost};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
-use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows};
+use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows, PlaceName};
 use crate::llm::{
     Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Progress, Sampler, Session,
     Speculation,
@@ -207,8 +207,26 @@ pub struct Batcher {
     context: usize,
     /// Maximum number of requests that run at the same time. Each has a thread.
     most: usize,
+    /// Maximum number of requests that wait.
+    waiting: usize,
     sessions: Arc<Sessions>,
+    place: PlaceName,
     notes: Vec<Note>,
+}
+
+/// What a batcher does at present.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchState {
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests that are being answered.
+    pub running: usize,
+    /// Pages of the cache that sequences use, and pages that only hold prefixes for later
+    /// requests; zero if requests run one after another.
+    pub pages: [usize; 2],
+    /// How long the present step has been running; `None` between steps, and if requests run one
+    /// after another.
+    pub step: Option<Duration>,
 }
 
 impl std::fmt::Debug for Batcher {
@@ -227,7 +245,17 @@ impl Batcher {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();
         let codec = Arc::new(Codec::load(folder.clone())?);
-        Self::of(&folder, codec, options, batch, None)
+        Self::with_codec(&folder, codec, options, batch)
+    }
+
+    /// Like [`Batcher::load`], with a folder and its codec.
+    pub fn with_codec(
+        folder: &ModelFolder,
+        codec: Arc<Codec>,
+        options: &LoadOptions,
+        batch: &BatchOptions,
+    ) -> Result<Self> {
+        Self::of(folder, codec, options, batch, None)
     }
 
     /// Makes a batcher from a loaded model, with the model's codec and load options. The model is
@@ -246,7 +274,8 @@ impl Batcher {
         batch: &BatchOptions,
         mut model: Option<Model>,
     ) -> Result<Self> {
-        let batcher = Self::made(folder, codec, options, batch, &mut model)?;
+        let mut batcher = Self::made(folder, codec, options, batch, &mut model)?;
+        batcher.waiting = batch.queue;
         batcher.notes.iter().for_each(|note| log::warn!("{note}"));
         Ok(batcher)
     }
@@ -259,9 +288,9 @@ impl Batcher {
         model: &mut Option<Model>,
     ) -> Result<Self> {
         match LoadedRows::replacing(folder, options, batch, &mut || drop(model.take())) {
-            Ok(LoadedRows { model, notes, .. }) => {
-                let steps = StepRunner::start(model)?;
-                Ok(Self::start(Sessions::Batch(steps), codec, batch.sequences, notes))
+            Ok(LoadedRows { model, place, notes }) => {
+                let sessions = Sessions::Batch(StepRunner::start(model)?);
+                Ok(Self::start(sessions, codec, batch.sequences, place, notes))
             }
             Err(e) if e.kind() == ErrorKind::Unsupported && !e.is_usage() => {
                 let model = match model.take() {
@@ -271,7 +300,7 @@ impl Batcher {
                 let mut notes = model.notes().to_vec();
                 let why = e.chain();
                 notes.push(Note::OneSequence { why: why.clone() });
-                let session = Box::new(Mutex::new(model.session()?));
+                let (session, place) = (Box::new(Mutex::new(model.session()?)), model.place());
                 let sessions = Sessions::Turns {
                     model: Box::new(model),
                     session,
@@ -279,13 +308,19 @@ impl Batcher {
                     why,
                     lost: AtomicBool::new(false),
                 };
-                Ok(Self::start(sessions, codec, 1, notes))
+                Ok(Self::start(sessions, codec, 1, place, notes))
             }
             Err(e) => Err(e),
         }
     }
 
-    pub(super) fn start(sessions: Sessions, codec: Arc<Codec>, most: usize, notes: Vec<Note>) -> Self {
+    pub(super) fn start(
+        sessions: Sessions,
+        codec: Arc<Codec>,
+        most: usize,
+        place: PlaceName,
+        notes: Vec<Note>,
+    ) -> Self {
         let context = match &sessions {
             Sessions::Batch(steps) => steps.sequence().context(),
             Sessions::Turns { session, .. } => {
@@ -297,7 +332,9 @@ impl Batcher {
             codec,
             context,
             most,
+            waiting: usize::MAX,
             sessions: Arc::new(sessions),
+            place,
             notes,
         }
     }
@@ -321,6 +358,11 @@ impl Batcher {
     /// Warnings raised while loading, one sentence each.
     pub fn notes(&self) -> &[Note] {
         &self.notes
+    }
+
+    /// The device.
+    pub fn place(&self) -> &PlaceName {
+        &self.place
     }
 
     /// Tokenizer, chat template and end tokens.
@@ -352,17 +394,38 @@ impl Batcher {
         }
     }
 
-    /// False if requests can no longer be answered, since the device is lost (kind
+    /// An error if requests can no longer be answered, since the device is lost (kind
     /// [`ErrorKind::DeviceLost`]) or a step has panicked. Load the model again.
+    pub fn check(&self) -> Result<()> {
+        self.sessions.check()
+    }
+
+    /// Whether [`Batcher::check`] succeeds.
     pub fn is_alive(&self) -> bool {
-        self.sessions.check().is_ok()
+        self.check().is_ok()
+    }
+
+    /// What it does at present.
+    pub fn state(&self) -> BatchState {
+        let (pages, step) = match &*self.sessions {
+            Sessions::Batch(steps) => (steps.used_pages(), steps.running()),
+            Sessions::Turns { .. } => ([0; 2], None),
+        };
+        let requests = self.queue.lock();
+        BatchState {
+            waiting: requests.waiting.len(),
+            running: requests.running.len(),
+            pages,
+            step,
+        }
     }
 
     /// Queues a request to continue `prompt`, and returns at once. Returns the errors of
     /// [`Codec::encode`], a usage error for a prompt longer than the context, an error if no thread
-    /// can be started, and an error unless [`Batcher::is_alive`]. The ticket returns all other
-    /// errors. Any number of requests may wait. Generation does not wait for the ticket, which
-    /// buffers all pieces until they are read; [`GenerateOptions::max_tokens`] bounds this memory.
+    /// can be started, an error of kind [`ErrorKind::Busy`] if [`BatchOptions::queue`] requests
+    /// wait already, and an error unless [`Batcher::is_alive`]. The ticket returns all other
+    /// errors. Generation does not wait for the ticket, which buffers all pieces until they are
+    /// read; [`GenerateOptions::max_tokens`] bounds this memory.
     pub fn submit<'p>(&self, prompt: impl Into<Prompt<'p>>, mut request: Request) -> Result<Ticket> {
         let options = &mut request.options;
         options.cancel = options.cancel.child();
@@ -384,7 +447,16 @@ impl Batcher {
             task: task.clone(),
         };
         let mut requests = self.queue.lock();
-        if requests.idle <= requests.waiting.len() && requests.threads.len() < self.most {
+        let starts = requests.idle <= requests.waiting.len() && requests.threads.len() < self.most;
+        // Threads that are idle will take some of those that wait.
+        if !starts && requests.waiting.len() >= self.waiting.saturating_add(requests.idle) {
+            let what = format!(
+                "{} requests wait already; try again later",
+                requests.waiting.len()
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::Busy));
+        }
+        if starts {
             match self.start_thread() {
                 Ok(thread) => requests.threads.push(thread),
                 // A thread that exists runs the request later.

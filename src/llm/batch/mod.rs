@@ -11,6 +11,6 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-pub use batcher::{Batcher, Request, Ticket};
+pub use batcher::{BatchState, Batcher, Request, Ticket};
 pub use beam::{Beam, BeamOptions, beam_search};
 pub use steps::{BatchSequence, StepRunner};

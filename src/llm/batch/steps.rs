@@ -30,6 +30,8 @@ struct State {
     answered: Instant,
     /// Time of the last step.
     last: Duration,
+    /// When the step began that is being run.
+    started: Option<Instant>,
     /// How long sequences usually take to queue their next job, up to a step.
     pause: Duration,
     /// Wakes each sequence, by ID.
@@ -100,6 +102,7 @@ impl Shared {
         // The panic has been reported.
         let ran = catch_unwind(AssertUnwindSafe(|| {
             // Under the lock that found the jobs: none may be cancelled before it is in the step.
+            state.started = Some(Instant::now());
             state.scheduler.expect_none();
             state.scheduler.plan(&mut runner.step);
             drop(state);
@@ -127,7 +130,7 @@ impl Shared {
         let time = start.elapsed();
         let is_lost = result.as_ref().is_err_and(|e| e.kind() == ErrorKind::DeviceLost);
         let mut state = self.lock();
-        (state.answered, state.last) = (Instant::now(), time);
+        (state.answered, state.last, state.started) = (Instant::now(), time, None);
         let State { scheduler, turns, .. } = &mut *state;
         let mut answered = |id: SequenceId| {
             if let Some(turn) = turns.get(id) {
@@ -222,6 +225,7 @@ impl StepRunner {
                 runner: Some(Box::new(runner)),
                 answered: Instant::now(),
                 last: Duration::ZERO,
+                started: None,
                 pause: Duration::from_millis(1),
                 turns: Vec::new(),
                 closing: false,
@@ -258,6 +262,11 @@ impl StepRunner {
     /// Number of pages that sequences use, and of pages that only hold cached prefixes.
     pub fn used_pages(&self) -> [usize; 2] {
         self.shared.lock().scheduler.used_pages()
+    }
+
+    /// How long the present step has been running.
+    pub fn running(&self) -> Option<Duration> {
+        self.shared.lock().started.map(|start| start.elapsed())
     }
 }
 

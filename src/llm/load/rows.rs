@@ -28,6 +28,8 @@ pub struct BatchOptions {
     /// Each sequence gets exactly the tokens that it would get alone, whatever else runs. On GPUs,
     /// steps of all sizes then use the same kernels, which slows prompts and small steps.
     pub reproducible: bool,
+    /// Maximum number of requests that wait for others; unlimited by default.
+    pub queue: usize,
 }
 
 impl Default for BatchOptions {
@@ -36,6 +38,7 @@ impl Default for BatchOptions {
             sequences: 8,
             tokens: None,
             reproducible: false,
+            queue: usize::MAX,
         }
     }
 }

@@ -28,6 +28,7 @@ fn steps(model: &Path, device: &Device) -> Result<StepRunner> {
         // Fewer than all sequences need, so that some are fed again.
         tokens: Some(640),
         reproducible: true,
+        ..BatchOptions::default()
     };
     let loaded = LoadedRows::new(&folder, &options, &batch)?;
     StepRunner::start(loaded.model)

@@ -322,6 +322,7 @@ fn run_parallel(
         // A smaller cache would measure tokens that are fed again.
         tokens: Some(most.saturating_mul(tokens.next_multiple_of(PAGE)).max(cached)),
         reproducible: args.reproducible,
+        ..BatchOptions::default()
     };
     let LoadedRows { model, place, notes } =
         LoadedRows::new(folder, &options, &batch).map_err(|e| match e.kind() {

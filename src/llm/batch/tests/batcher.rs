@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
 use crate::llm::batch::steps::StepRunner;
 use crate::llm::codec::Codec;
+use crate::llm::load::PlaceName;
 use crate::llm::testing::byte_codec;
 use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +22,13 @@ fn batcher(threads: usize, fails_in: Option<usize>) -> (tempfile::TempDir, Batch
 fn over(threads: usize, steps: StepRunner) -> (tempfile::TempDir, Batcher) {
     let (dir, codec) = byte_codec("{}");
     let sessions = Sessions::Batch(steps);
-    let batcher = Batcher::start(sessions, Arc::new(codec), threads, Vec::new());
+    let batcher = Batcher::start(
+        sessions,
+        Arc::new(codec),
+        threads,
+        PlaceName::default(),
+        Vec::new(),
+    );
     (dir, batcher)
 }
 

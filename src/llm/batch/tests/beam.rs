@@ -8,6 +8,7 @@ use crate::llm::batch::steps::{BatchSequence, StepRunner};
 use crate::llm::codec::Codec;
 use crate::llm::engine::BatchConfig;
 use crate::llm::folder::ModelFolder;
+use crate::llm::load::PlaceName;
 use crate::llm::testing::byte_codec;
 use crate::llm::{Finish, GenerateOptions, LanguageModel, LogProbs, Session};
 use std::collections::HashMap;
@@ -146,7 +147,7 @@ fn searches_end_early_with_the_same_texts() {
     let (_dir, codec) = codec(&eos);
     let batcher = |model| {
         let sessions = Sessions::Batch(StepRunner::start(model).unwrap());
-        Batcher::start(sessions, codec.clone(), 1, Vec::new())
+        Batcher::start(sessions, codec.clone(), 1, PlaceName::default(), Vec::new())
     };
     let mut early = [0; 5];
     for seed in 0..12 {
@@ -231,7 +232,7 @@ fn searches_and_requests_get_what_they_get_alone() {
     // Too few pages for all of them, so that tokens are fed again.
     let model = FakeRows::new(CONFIG, true);
     let sessions = Sessions::Batch(StepRunner::start(model).unwrap());
-    let batcher = Batcher::start(sessions, codec.clone(), 3, Vec::new());
+    let batcher = Batcher::start(sessions, codec.clone(), 3, PlaceName::default(), Vec::new());
     let options = options(4, 25, 1.0);
     let mut tickets: Vec<_> = (0..4)
         .map(|seed| {
@@ -300,7 +301,7 @@ fn a_search_that_ends_with_an_error_leaves_nothing_behind() {
 fn wrong_options_and_prompts_are_errors() {
     let (_dir, codec) = codec(&[]);
     let sessions = Sessions::Batch(steps(None));
-    let batcher = Batcher::start(sessions, codec, 1, Vec::new());
+    let batcher = Batcher::start(sessions, codec, 1, PlaceName::default(), Vec::new());
     let error = |length: u32, options: BeamOptions| {
         let prompt = prompt(1, length);
         batcher.beam_search(prompt.as_slice(), &options).unwrap_err()
