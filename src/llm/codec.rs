@@ -4,7 +4,7 @@ use super::folder::ModelFolder;
 use super::template::{ChatTemplate, Message, Values};
 use super::tokenizer::{Tokenizer, marked};
 use crate::cancel::Cancel;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::OnceLock;
 
 /// The input of a generation.
@@ -14,6 +14,8 @@ pub enum Prompt<'a> {
     Text(&'a str),
     /// A conversation to answer, formatted with the model's chat template.
     Chat(&'a [Message]),
+    /// A conversation whose last message is continued.
+    Continued(&'a [Message]),
     /// Tokens, fed unchanged.
     Tokens(&'a [u32]),
 }
@@ -121,23 +123,46 @@ impl Codec {
 
     /// The text of a conversation up to the start of an answer, for [`Tokenizer::encode_marked`].
     pub(super) fn chat_text(&self, messages: &[Message], values: &Values, cancel: &Cancel) -> Result<String> {
-        let template = self.chat()?;
-        if !self.plain_messages {
-            return template.render(messages, values, true, cancel);
-        }
+        self.chat()?.render(&self.marked(messages)?, values, true, cancel)
+    }
+
+    /// The text of a conversation up to the end of its last message.
+    fn continued_text(&self, messages: &[Message], values: &Values, cancel: &Cancel) -> Result<String> {
+        let messages = self.marked(messages)?;
+        let mut text = self.chat()?.render(&messages, values, false, cancel)?;
+        let last = messages.last().and_then(|last| last.get("content"));
+        let last = last.and_then(serde_json::Value::as_str).unwrap_or_default();
+        // Templates may trim messages.
+        let end = [last, last.trim_end(), last.trim()]
+            .into_iter()
+            .filter(|last| !last.is_empty())
+            .find_map(|last| Some(text.rfind(last)? + last.len()));
+        let Some(end) = end else {
+            let what = "the chat template does not show the last message, so it cannot be continued";
+            return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TemplateRefused));
+        };
+        text.truncate(end);
+        Ok(text)
+    }
+
+    /// Messages as templates read them.
+    fn marked(&self, messages: &[Message]) -> Result<Vec<serde_json::Value>> {
         let messages = messages
             .iter()
             .map(serde_json::to_value)
             .collect::<serde_json::Result<Vec<_>>>();
         let mut messages = messages.map_err(marked::not_json)?;
-        for message in &mut messages {
-            marked::mark(&self.tokenizer, message);
+        if self.plain_messages {
+            for message in &mut messages {
+                marked::mark(&self.tokenizer, message);
+            }
         }
-        template.render(&messages, values, true, cancel)
+        Ok(messages)
     }
 
     /// The tokens of `prompt`. `values` are extra variables for the chat template. An error for a
-    /// conversation if there is no chat template, or if the template rejects it. `cancel` ends the
+    /// conversation if there is no chat template, or if the template rejects it or does not show a
+    /// message that is to be continued. `cancel` ends the
     /// rendering of a conversation; see [`ChatTemplate::render`].
     pub fn encode<'a>(
         &self,
@@ -150,6 +175,10 @@ impl Codec {
             Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
             Prompt::Chat(messages) => {
                 let text = self.chat_text(messages, values, cancel)?;
+                self.tokenizer.encode_marked(&text)
+            }
+            Prompt::Continued(messages) => {
+                let text = self.continued_text(messages, values, cancel)?;
                 self.tokenizer.encode_marked(&text)
             }
         }
