@@ -23,7 +23,7 @@ pub struct Grammar {
     state: State,
     eos: Vec<u32>,
     /// See [`watch::features`]. Empty without a watch.
-    features: Vec<u8>,
+    features: Arc<[u8]>,
 }
 
 /// The state of a text.
@@ -168,10 +168,23 @@ impl Grammar {
             features: fresh
                 .watch
                 .as_ref()
-                .map_or_else(Vec::new, |_| watch::features(&tokens.words)),
+                .map_or_else(Vec::new, |_| watch::features(&tokens.words))
+                .into(),
             fresh,
             eos: eos.to_vec(),
         })
+    }
+}
+
+impl Clone for Grammar {
+    /// A grammar at the start of its text. Cheaper than compiling it again.
+    fn clone(&self) -> Self {
+        Self {
+            state: self.fresh.copy(),
+            fresh: self.fresh.copy(),
+            features: self.features.clone(),
+            eos: self.eos.clone(),
+        }
     }
 }
 
