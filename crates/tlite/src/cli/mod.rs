@@ -35,6 +35,8 @@ mod roofline;
 mod run;
 mod sampling;
 mod selftest;
+#[cfg(feature = "serve")]
+mod serve;
 mod template;
 mod tune;
 
@@ -79,6 +81,8 @@ enum Command {
     Chat(Box<chat::Args>),
     Generate(Box<generate::Args>),
     Run(Box<run::Args>),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::Args>),
     Pull(pull::Args),
     List(list::Args),
     Rm(rm::Args),
@@ -101,7 +105,7 @@ enum Command {
 
 /// The groups of commands in `tlite --help`.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Run", &["chat", "generate", "run"]),
+    ("Run", &["chat", "generate", "serve", "run"]),
     (
         "Models",
         &["pull", "list", "rm", "convert", "quantize", "dequantize"],
@@ -216,6 +220,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),
         Command::Bench(args) => bench::run(&args, &interrupt),
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),

@@ -1,0 +1,246 @@
+//! `/v1/chat/completions`.
+
+use super::common::{Common, Constraint, Job, Limits, Model, Source, at_most, refuse};
+use super::error::ApiError;
+use super::message::InputMessage;
+use super::part::{FinishReason, LogProbContent, Usage};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+/// Fields of a request for a chat beside [`Common`].
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct Chat {
+    /// The conversation.
+    #[schema(min_items = 1)]
+    pub messages: Vec<InputMessage>,
+    /// Another name of `max_tokens`, which it overrides.
+    #[serde(default)]
+    pub max_completion_tokens: Option<usize>,
+    /// Log-probabilities of the tokens.
+    #[serde(default)]
+    pub logprobs: Option<bool>,
+    /// Log-probabilities of this many of the most likely tokens, too. Needs `logprobs`.
+    #[serde(default)]
+    #[schema(maximum = 20)]
+    pub top_logprobs: Option<usize>,
+    /// What the answer looks like: `{"type": "text"}`, `{"type": "json_object"}`, or
+    /// `{"type": "json_schema", "json_schema": {"schema": ...}}`.
+    #[serde(default)]
+    pub response_format: Option<ResponseFormat>,
+    /// Variables of the model's chat template, such as `enable_thinking`.
+    #[serde(default)]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Continues the last message in place of answering it.
+    #[serde(default)]
+    pub continue_final_message: Option<bool>,
+    /// Must not be true together with `continue_final_message`.
+    #[serde(default)]
+    pub add_generation_prompt: Option<bool>,
+    /// Tools: not supported yet.
+    #[serde(default)]
+    pub tools: Option<Vec<Value>>,
+    /// Not supported: write `tools`.
+    #[serde(default)]
+    pub functions: Option<Value>,
+    /// Not supported: answers are texts.
+    #[serde(default)]
+    pub audio: Option<Value>,
+}
+
+/// Form of an answer.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The schema and its name.
+    #[serde(default)]
+    pub json_schema: Option<NamedSchema>,
+    /// The schema, for clients of llama.cpp.
+    #[serde(default)]
+    pub schema: Option<Value>,
+}
+
+/// A JSON schema with a name.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct NamedSchema {
+    /// The schema.
+    #[serde(default)]
+    pub schema: Option<Value>,
+    /// Its name; not used.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+/// The body of a request, for its documentation.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct ChatBody {
+    /// What all routes share.
+    #[serde(flatten)]
+    pub common: Common,
+    /// What only chats have.
+    #[serde(flatten)]
+    pub chat: Chat,
+}
+
+impl Chat {
+    /// The job that the request describes.
+    pub fn job(&self, common: &Common, model: Model<'_>, limits: &Limits) -> Result<Job, ApiError> {
+        refuse("functions", self.functions.as_ref(), "write `tools`")?;
+        refuse("audio", self.audio.as_ref(), "answers are texts")?;
+        if self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
+            return Err(ApiError::field(
+                "tools",
+                "are not supported yet; leave this field out",
+            ));
+        }
+        if self.messages.is_empty() {
+            return Err(ApiError::field(
+                "messages",
+                "is empty; expected at least one message",
+            ));
+        }
+        let messages = self.messages.iter().enumerate();
+        let messages: Result<Vec<_>, _> = messages
+            .map(|(i, message)| message.message(&format!("messages[{i}]")))
+            .collect();
+        let messages = messages?;
+        let continues = self.continue_final_message.unwrap_or(false);
+        if continues && self.add_generation_prompt == Some(true) {
+            let what = "must not be true together with continue_final_message";
+            return Err(ApiError::field("add_generation_prompt", what));
+        }
+        let mut common = common.clone();
+        common.max_tokens = self.max_completion_tokens.or(common.max_tokens);
+        let source = Source::Chat { messages, continues };
+        let mut job = common.job(model, limits, vec![source])?;
+        job.values = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(constraint) = self.constraint()? {
+            if job.constraint.is_some() {
+                let what = "must not be given together with response_format";
+                return Err(ApiError::field("grammar", what));
+            }
+            job.constraint = Some(("response_format", constraint));
+        }
+        job.log_probs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (false, Some(top)) if top > 0 => {
+                return Err(ApiError::field("top_logprobs", "needs \"logprobs\": true"));
+            }
+            (false, _) => None,
+            (true, top) => Some(at_most("top_logprobs", top.unwrap_or(0), limits.top_log_probs)?),
+        };
+        Ok(job)
+    }
+
+    fn constraint(&self) -> Result<Option<Constraint>, ApiError> {
+        let Some(format) = &self.response_format else {
+            return Ok(None);
+        };
+        let named = format
+            .json_schema
+            .as_ref()
+            .and_then(|named| named.schema.as_ref());
+        let schema = match (format.kind.as_str(), named.or(format.schema.as_ref())) {
+            ("text", _) => return Ok(None),
+            ("json_object" | "json_schema", Some(schema)) => schema.to_string(),
+            ("json_object", None) => json!({"type": "object"}).to_string(),
+            ("json_schema", None) => {
+                let what = "is missing; expected a JSON schema";
+                return Err(ApiError::field("response_format.json_schema.schema", what));
+            }
+            (kind, _) => {
+                let what = format!("{kind:?}: expected text, json_object or json_schema");
+                return Err(ApiError::field("response_format.type", what));
+            }
+        };
+        Ok(Some(Constraint::Schema(schema)))
+    }
+}
+
+/// A message of an answer.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChatMessage {
+    /// `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: String,
+    /// Always null.
+    pub refusal: Option<String>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChatChoice {
+    /// Its number.
+    pub index: usize,
+    /// The answer.
+    pub message: ChatMessage,
+    /// Log-probabilities, if they were asked for.
+    pub logprobs: Option<LogProbContent>,
+    /// Why it ended.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// The response to a request without `stream`.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChatResponse {
+    /// Its name.
+    pub id: String,
+    /// `chat.completion`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model.
+    pub model: String,
+    /// The answers.
+    pub choices: Vec<ChatChoice>,
+    /// Counts of tokens.
+    pub usage: Usage,
+    /// The server's version.
+    pub system_fingerprint: &'static str,
+}
+
+/// What an event adds to an answer.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub struct ChatDelta {
+    /// `assistant`, in the first event of an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// Text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+/// An answer in an event.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChunkChoice {
+    /// Its number.
+    pub index: usize,
+    /// What is new.
+    pub delta: ChatDelta,
+    /// Log-probabilities, if they were asked for.
+    pub logprobs: Option<LogProbContent>,
+    /// Why it ended, in its last event.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// An event of a stream.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ChatChunk {
+    /// Its name, the same in all events.
+    pub id: String,
+    /// `chat.completion.chunk`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model.
+    pub model: String,
+    /// The answer to which something is added; none in the event with the counts of tokens.
+    pub choices: Vec<ChunkChoice>,
+    /// Counts of tokens, in the last event, if `include_usage` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// The server's version.
+    pub system_fingerprint: &'static str,
+}
