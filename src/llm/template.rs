@@ -281,6 +281,12 @@ impl ChatTemplate {
         self.limits = limits;
     }
 
+    /// The text of the template for these variables, chosen as by [`ChatTemplate::render`]. Returns
+    /// its error if there is none.
+    pub fn text(&self, values: &Values) -> Result<&str> {
+        Ok(&self.source(values)?.text)
+    }
+
     /// The file that contains the template. If there are two, that of the one for plain chats.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,8 +1,8 @@
 //! Runs a job and delivers its answers.
 
-use super::metrics::Ended as Count;
+use super::metrics::Ended;
 use super::{ApiError, Engine, Server, blocking};
-use crate::wire::{FinishReason, Job, LogProb, Part, Usage};
+use crate::wire::{FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage};
 use axum::response::sse::{Event as Sse, KeepAlive, Sse as SseResponse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::poll_fn;
@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use transformer_lite::{Cancel, Finish, Metrics, Ticket};
+use transformer_lite::{Cancel, Metrics, Ticket, Tokenizer};
 
 /// Events of an answer that may wait for their client.
 const WAITING: usize = 256;
@@ -23,7 +23,7 @@ const COMMENT: Duration = Duration::from_secs(15);
 /// What happens to an answer.
 enum Event {
     Part(Part),
-    End(Finish, Metrics),
+    End(FinishReason, Metrics),
     Failed(ApiError),
 }
 
@@ -41,6 +41,8 @@ pub(super) struct Answers {
 #[derive(Default)]
 pub(super) struct Whole {
     pub text: String,
+    pub thought: String,
+    pub calls: Vec<ToolCall>,
     pub log_probs: Vec<LogProb>,
     pub finish: Option<FinishReason>,
     pub metrics: Metrics,
@@ -96,15 +98,17 @@ pub(super) async fn submit(server: &Arc<Server>, engine: Arc<Engine>, job: Job) 
                 tickets.push(owner.batcher.submit(prompt.as_slice(), request)?);
             }
         }
-        let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        Ok((lengths, tickets))
+        Ok((prompts, tickets))
     })
     .await?;
     let (sender, events) = mpsc::channel(WAITING);
+    let tokenizer = engine.batcher.codec().tokenizer();
     for (index, ticket) in tickets.into_iter().enumerate() {
+        let prompt = prompts.get(index / job.n.max(1)).map_or(&[][..], Vec::as_slice);
         let pump = Pump {
             index,
             ticket,
+            parts: Parts::new(job.marks, &end_of(prompt, tokenizer), tokenizer),
             engine: engine.clone(),
             server: server.clone(),
             events: sender.clone(),
@@ -113,15 +117,23 @@ pub(super) async fn submit(server: &Arc<Server>, engine: Arc<Engine>, job: Job) 
     }
     Ok(Answers {
         events,
-        prompts,
+        prompts: prompts.iter().map(Vec::len).collect(),
         n: job.n,
     })
+}
+
+/// The text of the last tokens of a prompt.
+fn end_of(prompt: &[u32], tokenizer: &Tokenizer) -> String {
+    let last = prompt.iter().skip(prompt.len().saturating_sub(8));
+    let bytes = last.flat_map(|id| tokenizer.token(*id).unwrap_or_default().bytes);
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
 /// Moves the pieces of an answer to its client's channel.
 struct Pump {
     index: usize,
     ticket: Ticket,
+    parts: Parts,
     /// Held, because a batcher that is dropped cancels its requests.
     engine: Arc<Engine>,
     server: Arc<Server>,
@@ -135,36 +147,57 @@ impl Pump {
         let why = loop {
             let piece = tokio::select! {
                 piece = poll_fn(|cx| self.ticket.poll_next(cx)) => piece,
-                () = self.events.closed() => break Count::ClientLeft,
+                () = self.events.closed() => break Ended::ClientLeft,
             };
-            let event = match piece {
+            let tokenizer = self.engine.batcher.codec().tokenizer();
+            let part = match piece {
                 Some(Ok(piece)) => {
                     self.server.figures.token(start, &mut last);
-                    let part = Part::of(piece, self.engine.batcher.codec().tokenizer());
-                    if part.is_empty() {
-                        continue;
-                    }
-                    Event::Part(part)
+                    self.parts.part(piece, tokenizer)
                 }
-                Some(Err(e)) => Event::Failed(e.into()),
-                None => match self.ticket.finish() {
-                    Some(finish) if finish != Finish::Cancelled => Event::End(finish, self.ticket.metrics()),
-                    _ => Event::Failed(ApiError::new(503, "the server is being stopped")),
-                },
+                Some(Err(e)) => {
+                    let sent = self.send(Event::Failed(e.into())).await;
+                    break sent.unwrap_or(Ended::Failed);
+                }
+                None => break self.end().await,
             };
-            let is_last = !matches!(event, Event::Part(_));
-            let failed = matches!(event, Event::Failed(_));
-            // A client that does not read must not hold its place for ever.
-            let sent = tokio::time::timeout(self.server.options.stall, self.events.send((self.index, event)));
-            match sent.await {
-                Ok(Ok(())) if is_last && failed => break Count::Failed,
-                Ok(Ok(())) if is_last => break Count::Complete,
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => break Count::ClientLeft,
-                Err(_) => break Count::ClientStalled,
+            if !part.is_empty()
+                && let Some(why) = self.send(Event::Part(part)).await
+            {
+                break why;
             }
         };
         self.server.figures.end(why, start, &self.ticket.metrics());
+    }
+
+    /// Sends what is left of an answer, and its end.
+    async fn end(&mut self) -> Ended {
+        let rest = self.parts.rest();
+        if !rest.is_empty()
+            && let Some(why) = self.send(Event::Part(rest)).await
+        {
+            return why;
+        }
+        let finish = self.ticket.finish().and_then(|finish| self.parts.finish(finish));
+        let (event, ended) = match finish {
+            Some(finish) => (Event::End(finish, self.ticket.metrics()), Ended::Complete),
+            None => (
+                Event::Failed(ApiError::new(503, "the server is being stopped")),
+                Ended::Failed,
+            ),
+        };
+        self.send(event).await.unwrap_or(ended)
+    }
+
+    /// Sends an event. Returns why the answer ends, if nobody takes it.
+    async fn send(&mut self, event: Event) -> Option<Ended> {
+        // A client that does not read must not hold its place for ever.
+        let sent = self.events.send((self.index, event));
+        match tokio::time::timeout(self.server.options.stall, sent).await {
+            Ok(Ok(())) => None,
+            Ok(Err(_)) => Some(Ended::ClientLeft),
+            Err(_) => Some(Ended::ClientStalled),
+        }
     }
 }
 
@@ -194,11 +227,17 @@ impl Answers {
             };
             match event {
                 Event::Part(part) => {
-                    whole.text += &part.text;
                     whole.log_probs.extend(part.log_prob);
+                    for output in part.outputs {
+                        match output {
+                            Output::Text(text) => whole.text += &text,
+                            Output::Thought(thought) => whole.thought += &thought,
+                            Output::Call(call) => whole.calls.push(call),
+                        }
+                    }
                 }
                 Event::End(finish, metrics) => {
-                    (whole.finish, whole.metrics) = (FinishReason::of(finish), metrics);
+                    (whole.finish, whole.metrics) = (Some(finish), metrics);
                     open -= 1;
                 }
                 Event::Failed(e) => return Err(e),
@@ -286,10 +325,8 @@ impl<F: Form> Events<F> {
                 if let Some(slot) = self.metrics.get_mut(index) {
                     *slot = metrics;
                 }
-                if let Some(finish) = FinishReason::of(finish) {
-                    let chunk = self.form.end(index, finish);
-                    self.push(&chunk);
-                }
+                let chunk = self.form.end(index, finish);
+                self.push(&chunk);
                 self.open -= 1;
                 if self.open == 0 {
                     self.end();

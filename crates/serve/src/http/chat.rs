@@ -5,10 +5,11 @@ use super::models::Failures;
 use super::{FINGERPRINT, JsonBody, Shared, json, now};
 use crate::wire::{
     ApiError, Chat, ChatBody, ChatChoice, ChatChunk, ChatDelta, ChatMessage, ChatResponse, ChunkChoice,
-    Common, FinishReason, LogProbContent, Part, Usage, parse, unique,
+    Common, FinishReason, LogProbContent, Output, Part, Usage, parse, unique,
 };
 use axum::extract::State;
 use axum::response::Response;
+use std::collections::BTreeMap;
 
 /// Answers a conversation
 #[utoipa::path(
@@ -25,6 +26,7 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
         created: now(),
         model,
         log_probs: job.wants_log_probs(),
+        calls: BTreeMap::new(),
     };
     let answers = submit(&server, engine, job).await?;
     if common.stream.unwrap_or(false) {
@@ -35,8 +37,10 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
         index,
         message: ChatMessage {
             role: "assistant",
-            content: answer.text,
+            content: (answer.calls.is_empty() || !answer.text.is_empty()).then_some(answer.text),
             refusal: None,
+            reasoning_content: (!answer.thought.is_empty()).then_some(answer.thought),
+            tool_calls: answer.calls,
         },
         logprobs: head.log_probs.then_some(LogProbContent {
             content: answer.log_probs,
@@ -61,6 +65,8 @@ struct Head {
     created: u64,
     model: String,
     log_probs: bool,
+    /// Calls of each answer so far.
+    calls: BTreeMap<usize, usize>,
 }
 
 impl Head {
@@ -100,15 +106,25 @@ impl Form for Head {
         let delta = ChatDelta {
             role: Some("assistant"),
             content: Some(String::new()),
+            ..ChatDelta::default()
         };
         Some(self.with(index, delta, None, None))
     }
 
     fn part(&mut self, index: usize, part: Part) -> ChatChunk {
-        let delta = ChatDelta {
-            role: None,
-            content: Some(part.text),
-        };
+        let mut delta = ChatDelta::default();
+        for output in part.outputs {
+            match output {
+                Output::Text(text) => *delta.content.get_or_insert_default() += &text,
+                Output::Thought(thought) => *delta.reasoning_content.get_or_insert_default() += &thought,
+                Output::Call(mut call) => {
+                    let count = self.calls.entry(index).or_default();
+                    call.index = Some(*count);
+                    *count += 1;
+                    delta.tool_calls.push(call);
+                }
+            }
+        }
         let logprobs = self.log_probs.then(|| LogProbContent {
             content: part.log_prob.into_iter().collect(),
         });

@@ -5,7 +5,7 @@ use super::models::Failures;
 use super::{FINGERPRINT, JsonBody, Shared, json, now};
 use crate::wire::{
     ApiError, Common, Completion, CompletionBody, CompletionChoice, CompletionLogProbs, CompletionResponse,
-    FinishReason, LogProb, Part, Usage, parse, unique,
+    FinishReason, LogProb, Output, Part, Usage, parse, unique,
 };
 use axum::extract::State;
 use axum::response::Response;
@@ -90,7 +90,11 @@ impl Form for Head {
     }
 
     fn part(&mut self, index: usize, part: Part) -> CompletionResponse {
-        let choice = self.choice(index, part.text, part.log_prob.as_slice(), None);
+        let text = part.outputs.into_iter().map(|output| match output {
+            Output::Text(text) | Output::Thought(text) => text,
+            Output::Call(call) => call.function.arguments,
+        });
+        let choice = self.choice(index, text.collect(), part.log_prob.as_slice(), None);
         self.response(vec![choice], None)
     }
 

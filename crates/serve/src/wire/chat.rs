@@ -4,6 +4,7 @@ use super::common::{Common, Constraint, Job, Limits, Model, Source, at_most, ref
 use super::error::ApiError;
 use super::message::InputMessage;
 use super::part::{FinishReason, LogProbContent, Usage};
+use super::tools::{Marks, Tool, ToolCall, ToolChoice, call_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -37,9 +38,12 @@ pub struct Chat {
     /// Must not be true together with `continue_final_message`.
     #[serde(default)]
     pub add_generation_prompt: Option<bool>,
-    /// Tools: not supported yet.
+    /// Tools that the model may call.
     #[serde(default)]
-    pub tools: Option<Vec<Value>>,
+    pub tools: Option<Vec<Tool>>,
+    /// `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`.
+    #[serde(default)]
+    pub tool_choice: Option<ToolChoice>,
     /// Not supported: write `tools`.
     #[serde(default)]
     pub functions: Option<Value>,
@@ -89,12 +93,6 @@ impl Chat {
     pub fn job(&self, common: &Common, model: Model<'_>, limits: &Limits) -> Result<Job, ApiError> {
         refuse("functions", self.functions.as_ref(), "write `tools`")?;
         refuse("audio", self.audio.as_ref(), "answers are texts")?;
-        if self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
-            return Err(ApiError::field(
-                "tools",
-                "are not supported yet; leave this field out",
-            ));
-        }
         if self.messages.is_empty() {
             return Err(ApiError::field(
                 "messages",
@@ -116,13 +114,18 @@ impl Chat {
         let source = Source::Chat { messages, continues };
         let mut job = common.job(model, limits, vec![source])?;
         job.values = self.chat_template_kwargs.clone().unwrap_or_default();
-        if let Some(constraint) = self.constraint()? {
-            if job.constraint.is_some() {
-                let what = "must not be given together with response_format";
-                return Err(ApiError::field("grammar", what));
+        let forced = self.tools(&mut job, limits)?;
+        let only_call = forced.is_some();
+        for (field, constraint) in [("tool_choice", forced), ("response_format", self.constraint()?)] {
+            let Some(constraint) = constraint else { continue };
+            if let Some((other, _)) = job.constraint {
+                let what = format!("must not be given together with {field}");
+                return Err(ApiError::field(other, what));
             }
-            job.constraint = Some(("response_format", constraint));
+            job.constraint = Some((field, constraint));
         }
+        let calls = job.values.contains_key("tools");
+        job.marks = Marks::new(model.codec.chat()?.text(&job.values)?, calls, only_call);
         job.log_probs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, Some(top)) if top > 0 => {
                 return Err(ApiError::field("top_logprobs", "needs \"logprobs\": true"));
@@ -131,6 +134,38 @@ impl Chat {
             (true, top) => Some(at_most("top_logprobs", top.unwrap_or(0), limits.top_log_probs)?),
         };
         Ok(job)
+    }
+
+    /// Declares the tools to the template. Returns what forces a call.
+    fn tools(&self, job: &mut Job, limits: &Limits) -> Result<Option<Constraint>, ApiError> {
+        let tools = self.tools.as_deref().unwrap_or_default();
+        at_most("tools", tools.len(), limits.tools)?;
+        if let Some(at) = tools.iter().position(|tool| tool.kind != "function") {
+            let what = format!("{:?}: expected function", tools[at].kind);
+            return Err(ApiError::field(format!("tools[{at}].type"), what));
+        }
+        let (required, named) = match &self.tool_choice {
+            None => (false, None),
+            Some(ToolChoice::Named(named)) => (true, Some(named.function.name.as_str())),
+            Some(ToolChoice::Mode(mode)) => match mode.as_str() {
+                "none" => return Ok(None),
+                "auto" => (false, None),
+                "required" => (true, None),
+                other => {
+                    let what = format!("{other:?}: expected none, auto, required or a function");
+                    return Err(ApiError::field("tool_choice", what));
+                }
+            },
+        };
+        if tools.is_empty() {
+            return match required {
+                true => Err(ApiError::field("tool_choice", "needs tools; `tools` has none")),
+                false => Ok(None),
+            };
+        }
+        let forced = required.then(|| call_schema(tools, named)).transpose()?;
+        job.values.insert("tools".to_owned(), json!(tools));
+        Ok(forced.map(|schema| Constraint::Schema(schema.to_string())))
     }
 
     fn constraint(&self) -> Result<Option<Constraint>, ApiError> {
@@ -163,10 +198,16 @@ impl Chat {
 pub struct ChatMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; null if there are only calls.
+    pub content: Option<String>,
     /// Always null.
     pub refusal: Option<String>,
+    /// What the model thought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Calls of tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 /// An answer.
@@ -210,6 +251,12 @@ pub struct ChatDelta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// What the model thinks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Calls of tools, each as a whole.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 /// An answer in an event.

@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use super::part::unique;
+use super::tools::Marks;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -170,6 +171,8 @@ pub struct Job {
     pub n: usize,
     /// Further variables of the chat template.
     pub values: Values,
+    /// What to look for in the answers.
+    pub marks: Marks,
     pub(super) constraint: Option<(&'static str, Constraint)>,
     pub(super) log_probs: Option<usize>,
     config: SamplerConfig,
@@ -256,6 +259,7 @@ impl Common {
             sources,
             n,
             values: Values::new(),
+            marks: Marks::default(),
             constraint: self
                 .grammar
                 .clone()

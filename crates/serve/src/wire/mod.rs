@@ -7,8 +7,7 @@ mod completion;
 mod error;
 mod message;
 mod part;
-#[cfg(test)]
-mod tests;
+mod tools;
 
 pub use chat::{
     Chat, ChatBody, ChatChoice, ChatChunk, ChatDelta, ChatMessage, ChatResponse, ChunkChoice, NamedSchema,
@@ -20,4 +19,10 @@ pub use completion::{
 };
 pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use message::{Content, ContentPart, InputMessage};
-pub use part::{FinishReason, LogProb, LogProbContent, Part, PromptDetails, TopLogProb, Usage, unique};
+pub use part::{
+    FinishReason, LogProb, LogProbContent, Part, Parts, PromptDetails, TopLogProb, Usage, unique,
+};
+pub use tools::{
+    CalledFunction, Family, Function, FunctionName, Marks, NamedTool, Output, Splitter, Tool, ToolCall,
+    ToolChoice,
+};

@@ -1,6 +1,8 @@
 //! What answers consist of, the same for all routes.
 
+use super::tools::{Marks, Output, Splitter};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use transformer_lite::{Finish, LogProbs, Metrics, Piece, Tokenizer};
 use utoipa::ToSchema;
@@ -18,11 +20,13 @@ pub enum FinishReason {
     Stop,
     /// At its maximum number of tokens, or because the context is full.
     Length,
+    /// The model calls tools.
+    ToolCalls,
 }
 
 impl FinishReason {
     /// `None` for an answer that was cancelled.
-    pub fn of(finish: Finish) -> Option<Self> {
+    fn of(finish: Finish) -> Option<Self> {
         match finish {
             Finish::Eos(_) | Finish::Stop | Finish::Complete => Some(Self::Stop),
             Finish::MaxTokens | Finish::ContextFull => Some(Self::Length),
@@ -139,30 +143,80 @@ impl LogProb {
     }
 }
 
-/// Text that a token adds to an answer.
+/// What a token adds to an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Part {
-    /// The text; may be empty.
-    pub text: String,
+    /// Text, thoughts and calls; may be empty.
+    pub outputs: Vec<Output>,
     /// The token, if log-probabilities are wanted.
     pub log_prob: Option<LogProb>,
 }
 
+/// Makes the parts of an answer of what the engine generates.
+#[derive(Debug)]
+pub struct Parts {
+    splitter: Splitter,
+    /// Special tokens that are marks, by their IDs.
+    marks: BTreeMap<u32, &'static str>,
+    /// The answer calls a tool.
+    calls: bool,
+}
+
 impl Part {
-    /// Of a piece of the engine.
-    pub fn of(piece: Piece, tokenizer: &Tokenizer) -> Self {
+    /// True if clients need not see it.
+    pub fn is_empty(&self) -> bool {
+        self.outputs.is_empty() && self.log_prob.is_none()
+    }
+}
+
+impl Parts {
+    /// For an answer with these marks to a prompt that ends with `end`.
+    pub fn new(marks: Marks, end: &str, tokenizer: &Tokenizer) -> Self {
+        let special = |name: &'static str| {
+            let id = tokenizer.token_id(name)?;
+            tokenizer.is_special(id).then_some((id, name))
+        };
+        Self {
+            splitter: Splitter::new(marks, end),
+            marks: marks.names().into_iter().filter_map(special).collect(),
+            calls: false,
+        }
+    }
+
+    /// The part of a piece of the engine.
+    pub fn part(&mut self, piece: Piece, tokenizer: &Tokenizer) -> Part {
         let log_prob = match (piece.token, &piece.log_probs) {
             (Some(token), Some(found)) => Some(LogProb::of(token.id, found, tokenizer)),
             _ => None,
         };
-        Self {
-            text: piece.text,
-            log_prob,
+        let mark = piece.token.and_then(|token| self.marks.get(&token.id));
+        let outputs = match mark {
+            Some(mark) => self.splitter.push(&(piece.text + mark)),
+            None => self.splitter.push(&piece.text),
+        };
+        self.note(&outputs);
+        Part { outputs, log_prob }
+    }
+
+    /// What is left at the end.
+    pub fn rest(&mut self) -> Part {
+        let outputs = self.splitter.finish();
+        self.note(&outputs);
+        Part {
+            outputs,
+            log_prob: None,
         }
     }
 
-    /// True if clients need not see it.
-    pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.log_prob.is_none()
+    fn note(&mut self, outputs: &[Output]) {
+        self.calls |= outputs.iter().any(|output| matches!(output, Output::Call(_)));
+    }
+
+    /// Why the answer ended; `None` if it was cancelled.
+    pub fn finish(&self, finish: Finish) -> Option<FinishReason> {
+        match FinishReason::of(finish)? {
+            FinishReason::Stop if self.calls => Some(FinishReason::ToolCalls),
+            other => Some(other),
+        }
     }
 }
