@@ -209,7 +209,46 @@ pub fn open(path: &Path) -> Result<RgbImage> {
     let needs = decoder.total_bytes().saturating_add(4 * pixels);
     let needs = usize::try_from(needs).map_err(|e| Error::caused(Stage::Run, "a picture", e))?;
     std::hint::black_box(room::<u8>(needs)?);
-    Ok(flat(DynamicImage::from_decoder(decoder).map_err(refused)?))
+    let picture = DynamicImage::from_decoder(decoder).map_err(refused)?;
+    if bytes.starts_with(&[MARKER, START]) && !ends_jpeg(&bytes) {
+        let what = "the file is cut off: the JPEG picture has no end marker; download it again";
+        return Err(Error::file(Stage::Run, path, what));
+    }
+    Ok(flat(picture))
+}
+
+/// Begins the markers of JPEG.
+const MARKER: u8 = 0xff;
+/// Markers of the start and the end of a picture.
+const START: u8 = 0xd8;
+const END: u8 = 0xd9;
+
+/// Whether a JPEG picture has its end marker. Decoders paint what is missing in grey instead.
+fn ends_jpeg(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    loop {
+        let marker = match bytes.get(at..at + 2) {
+            Some(&[MARKER, marker]) => marker,
+            // What follows the last scan.
+            Some(_) => {
+                at += 1;
+                continue;
+            }
+            None => return false,
+        };
+        match marker {
+            END => return true,
+            // Stuffed bytes, restarts within a scan, padding.
+            0x00 | 0x01 | 0xd0..=START => at += 2,
+            MARKER => at += 1,
+            _ => {
+                let Some(&[high, low]) = bytes.get(at + 2..at + 4) else {
+                    return false;
+                };
+                at += 2 + usize::from(u16::from_be_bytes([high, low]));
+            }
+        }
+    }
 }
 
 fn check_pixels(path: &Path, what: &str, width: u32, height: u32) -> Result<()> {
@@ -538,6 +577,23 @@ mod tests {
             assert_eq!(open(&path).unwrap(), open(&png).unwrap(), "{name}");
         }
         assert!(!is_picture(Path::new("a.npy")) && !is_picture(Path::new("png")));
+    }
+
+    #[test]
+    fn a_jpeg_picture_that_is_cut_off_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.jpg");
+        let picture = RgbImage::from_fn(64, 48, |x, y| image::Rgb([(x * y) as u8, x as u8, y as u8]));
+        picture.save(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        // What follows the end does no harm.
+        std::fs::write(&path, [&bytes[..], b"more"].concat()).unwrap();
+        assert_eq!(open(&path).unwrap().dimensions(), (64, 48));
+        for part in [50, 90, 99] {
+            std::fs::write(&path, &bytes[..bytes.len() * part / 100]).unwrap();
+            let e = open(&path).unwrap_err();
+            assert_error(&e, ErrorKind::InvalidFile, &["p.jpg"]);
+        }
     }
 
     /// A PNG file of which there is only the header.
