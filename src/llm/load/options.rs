@@ -60,6 +60,18 @@ pub enum Activations {
     Int8,
 }
 
+impl Activations {
+    /// What it is on a device with these capabilities.
+    pub fn on(self, caps: &Caps) -> ActivationType {
+        match self {
+            Self::Auto if caps.profile.multiplies_int16() => ActivationType::Int16,
+            Self::Auto | Self::Float => ActivationType::Float,
+            Self::Int16 => ActivationType::Int16,
+            Self::Int8 => ActivationType::Int8,
+        }
+    }
+}
+
 impl FromStr for Activations {
     type Err = Error;
 
@@ -217,12 +229,7 @@ impl LoadOptions {
         let generates = matches!(purpose, Purpose::Generation | Purpose::Batch);
         Target {
             kv_q8: self.kv == KvType::Q8,
-            activations: match self.act {
-                Activations::Auto if caps.profile.multiplies_int16() => ActivationType::Int16,
-                Activations::Auto | Activations::Float => ActivationType::Float,
-                Activations::Int16 => ActivationType::Int16,
-                Activations::Int8 => ActivationType::Int8,
-            },
+            activations: self.act.on(caps),
             greedy: self.greedy && generates,
             // The host reads rows in its own memory at once.
             candidates: self.candidates && generates && !caps.profile.uses_host_memory(),

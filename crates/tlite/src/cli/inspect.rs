@@ -17,8 +17,8 @@ use transformer_lite::unstable::backend::{BackendKind, Caps, OpenOptions};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::kind::is_gguf;
 use transformer_lite::unstable::files::write_whole;
-use transformer_lite::unstable::llm::KvType;
 use transformer_lite::unstable::llm::engine::{CHUNK, PADDING};
+use transformer_lite::unstable::llm::{Activations, KvType};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 use transformer_lite::unstable::tensor::DType;
 
@@ -68,6 +68,9 @@ pub struct Args {
     /// Type of a language model's KV cache [default: float]
     #[arg(long, value_parser = choices::kv(), value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     kv: Option<KvType>,
+    /// Precision of a decoder's activations in matmuls with 4-bit and 8-bit weights [default: auto]
+    #[arg(long, value_parser = choices::activations(), value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
+    act: Option<Activations>,
     /// Type of activations [default: f16 for a language model, unless it quantizes at run time;
     /// else f32]
     #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
@@ -94,6 +97,7 @@ impl Args {
             ("--chunk", self.chunk.is_some()),
             ("--padding", self.padding.is_some()),
             ("--kv", self.kv.is_some()),
+            ("--act", self.act.is_some()),
             // Other models may have caches too.
             ("--context", self.context.is_some() && report.states.is_empty()),
         ];
@@ -121,6 +125,7 @@ impl Args {
             || self.chunk.is_some()
             || self.padding.is_some()
             || self.kv.is_some()
+            || self.act.is_some()
             || self.float.is_some()
     }
 }
@@ -164,6 +169,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         chunk: args.chunk.map_or(CHUNK, usize::from),
         padding: args.padding.unwrap_or(PADDING),
         kv: args.kv.unwrap_or_default(),
+        act: args.act.unwrap_or_default(),
         float: args.float,
         limits: args.limits.limits.clone(),
     };

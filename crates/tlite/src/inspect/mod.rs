@@ -30,7 +30,7 @@ use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
 use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, PADDING, SequenceConfig};
 use transformer_lite::unstable::llm::folder::check_form;
-use transformer_lite::unstable::llm::{KvType, ModelFolder};
+use transformer_lite::unstable::llm::{Activations, KvType, ModelFolder};
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::{Options, Plan, weight_bytes};
 use transformer_lite::unstable::shape::{Bindings, Constraints};
@@ -52,6 +52,8 @@ pub struct Request {
     pub padding: usize,
     /// Type of a decoder's KV cache.
     pub kv: KvType,
+    /// Activations of a decoder's matmuls.
+    pub act: Activations,
     /// Type of activations; by default the type with which the model would run.
     pub float: Option<DType>,
     /// What the model may consume.
@@ -69,6 +71,7 @@ impl Default for Request {
             chunk: CHUNK,
             padding: PADDING,
             kv: KvType::default(),
+            act: Activations::default(),
             float: None,
             limits: Limits::default(),
         }
@@ -515,6 +518,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     };
     let target = Target {
         kv_q8: request.kv == KvType::Q8,
+        activations: request.act.on(&request.caps),
         logits: Logits::Last,
         ..device
     };
