@@ -144,7 +144,7 @@ impl ModelStore {
     /// conversion or a download; a models folder that cannot be written.
     pub fn resolve(&self, model: &Path, on_event: OnEvent<'_>) -> Result<PathBuf> {
         let text = model.to_str();
-        if let Some(name) = text.filter(|t| t.starts_with(hub::PREFIX)) {
+        if let Some(name) = text.filter(|t| hub::is_address(t)) {
             let spec: Spec = name.parse()?;
             return Ok(self.pull_once(&spec, on_event)?.folder().to_owned());
         }

@@ -48,6 +48,19 @@ use transformer_lite::unstable::files::read::{read_file, read_given};
 
 /// How names of models on the hub begin.
 pub const PREFIX: &str = "hf:";
+/// All that may begin the name of a model on the hub.
+const ADDRESSES: [&str; 5] = [
+    PREFIX,
+    "hf.co/",
+    "huggingface.co/",
+    "https://hf.co/",
+    "https://huggingface.co/",
+];
+
+/// Whether `text` names a model on the hub.
+pub fn is_address(text: &str) -> bool {
+    ADDRESSES.iter().any(|prefix| text.starts_with(prefix))
+}
 
 /// The version of a repository that is used.
 #[cfg(all(feature = "hub", not(target_os = "android")))]
@@ -115,7 +128,11 @@ impl FromStr for Spec {
 
     /// A usage error for any other text.
     fn from_str(text: &str) -> Result<Self> {
-        let plain = text.strip_prefix(PREFIX).unwrap_or(text);
+        let prefix = ADDRESSES.iter().find(|prefix| text.starts_with(**prefix));
+        let plain = text
+            .strip_prefix(prefix.copied().unwrap_or_default())
+            .unwrap_or(text);
+        let plain = plain.strip_suffix('/').unwrap_or(plain);
         let (repo, file) = plain.split_once(':').map_or((plain, None), |(r, f)| (r, Some(f)));
         let part = |part: &str| {
             let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');

@@ -7,6 +7,9 @@ fn specs_name_a_repository_and_perhaps_a_file() {
         ("hf:a/b", "a/b", None),
         ("hf:A-1/b_2.c:x.gguf", "A-1/b_2.c", Some("x.gguf")),
         ("a/b:dir/x.gguf", "a/b", Some("dir/x.gguf")),
+        ("hf.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/", "a/b", None),
+        ("huggingface.co/a/b:x.gguf", "a/b", Some("x.gguf")),
     ] {
         let spec: Spec = text.parse().unwrap();
         assert_eq!((spec.repo(), spec.file()), (repo, file));
