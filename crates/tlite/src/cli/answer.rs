@@ -53,6 +53,8 @@ pub struct AnswerOptions {
     #[arg(long, requires = "json_schema", hide_short_help = true)]
     json_unbounded: bool,
     /// Constrain the answer to the grammar in FILE: Lark (entry rule `start`) or GBNF (`root`)
+    ///
+    /// FILE may also be the grammar itself, as in `--grammar 'root ::= "yes" | "no"'`.
     #[arg(
         long,
         value_name = "FILE",
@@ -92,8 +94,14 @@ impl AnswerOptions {
             (_, Some(path)) => ("--json-schema", path),
             _ => return Ok(sampler),
         };
-        let inline = path.to_str().filter(|text| text.trim_start().starts_with('{'));
-        let text = match inline.filter(|_| option == "--json-schema" && !path.is_file()) {
+        let marks: &[&str] = match option {
+            "--grammar" => &["::=", "start:"],
+            _ => &["{"],
+        };
+        let inline = path
+            .to_str()
+            .filter(|text| marks.iter().any(|mark| text.contains(mark)));
+        let text = match inline.filter(|_| !path.is_file()) {
             Some(text) => text.to_owned(),
             None => read_text(option, path)?,
         };
@@ -111,6 +119,11 @@ impl AnswerOptions {
         let grammar =
             grammar.map_err(|e| Error::usage(option, format!("{}: {}", path.display(), e.chain())))?;
         Ok(sampler.constrained(Box::new(grammar)))
+    }
+
+    /// Whether a schema or a grammar constrains answers.
+    pub fn is_constrained(&self) -> bool {
+        self.json_schema.is_some() || self.grammar.is_some()
     }
 
     /// Texts that end an answer.

@@ -10,7 +10,7 @@ use super::template::TemplateOptions;
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_all};
 use transformer_lite::unstable::llm::load::{PlaceName, Used};
 use transformer_lite::unstable::llm::template::Values;
@@ -51,6 +51,9 @@ pub struct Args {
         hide_short_help = true
     )]
     file: Option<PathBuf>,
+    /// Read standard input and put it before the prompt
+    #[arg(long, hide_short_help = true)]
+    stdin: bool,
     /// System prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
@@ -282,7 +285,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let codec = args.template.codec(&folder)?;
     let Chosen { sampler, words, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
-    let prompt = read_prompt(prompt, &mut std::io::stdin())?;
+    let mut prompt = read_prompt(prompt, &mut std::io::stdin())?;
+    if args.stdin {
+        let before = standard_input(&mut std::io::stdin())?;
+        if !before.trim().is_empty() {
+            prompt = format!("{}\n\n{prompt}", before.trim_end());
+        }
+    }
     let system = args.system.as_deref();
     let prompt = prompt_tokens(&codec, &prompt, system, args.raw, &args.template, &values)?;
 
@@ -328,6 +337,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         ));
     }
     args.answers.save(&mut session)?;
+    let is_cut = matches!(outcome.finish, Some(Finish::MaxTokens | Finish::ContextFull));
+    if is_cut && args.answers.is_constrained() && !args.json {
+        let what = "the answer was cut off before it matched; -n N sets another limit of tokens";
+        return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::LimitExceeded));
+    }
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);
     }

@@ -1,8 +1,10 @@
 //! Translates what users of llama.cpp, llama-bench and Ollama type, before it is parsed.
 //!
 //! `table.txt` says for each option and command what it is here. What has no counterpart is
-//! explained in one line. Options that ask for what happens anyway are accepted.
+//! explained in one line, or ignored with a note if it cannot change results. Options that ask for
+//! what happens anyway are accepted.
 
+use super::output::note;
 use clap::Command;
 use clap::error::{Error, ErrorKind};
 use std::ffi::{OsStr, OsString};
@@ -23,21 +25,36 @@ const VALUE: &str = "VALUE";
 
 type Parsed<T> = Result<T, Error>;
 
-/// A line of the table: commands, options, and the arguments here or why there are none.
+/// A line of the table: commands, options, and what they are here.
 struct Row {
     commands: &'static str,
     names: &'static str,
-    here: Result<&'static str, &'static str>,
+    here: Here,
+}
+
+enum Here {
+    /// These arguments.
+    Is(&'static str),
+    /// An error with this text.
+    Refused(&'static str),
+    /// A note with this text, and whether there is a value.
+    Ignored(bool, &'static str),
 }
 
 impl Row {
     fn of(line: &'static str) -> Option<Self> {
         let (commands, rest) = line.split_once(':').filter(|_| !line.starts_with('#'))?;
         // Signs between blanks, as values of options have them, too.
-        let (names, here) = match (rest.split_once(" ! "), rest.split_once(" =")) {
-            (Some((names, why)), _) => (names, Err(why)),
-            (None, Some((names, here))) => (names, Ok(here.trim())),
-            (None, None) => return None,
+        let signed = |sign: &str| rest.split_once(sign);
+        let (names, here) = if let Some((names, why)) = signed(" ! ") {
+            (names, Here::Refused(why))
+        } else if let Some((names, why)) = signed(" ~VALUE ") {
+            (names, Here::Ignored(true, why))
+        } else if let Some((names, why)) = signed(" ~ ") {
+            (names, Here::Ignored(false, why))
+        } else {
+            let (names, here) = signed(" =")?;
+            (names, Here::Is(here.trim()))
         };
         Some(Self {
             commands: commands.trim(),
@@ -66,21 +83,21 @@ fn refused(name: &str, why: &str) -> Error {
 }
 
 /// The arguments `args` of `root` in the words of this program. An error for what has no
-/// counterpart here.
-pub fn translated(root: &Command, mut args: Vec<OsString>) -> Parsed<Vec<OsString>> {
+/// counterpart here. `piped` says whether standard input is a pipe or a file.
+pub fn translated(root: &Command, mut args: Vec<OsString>, piped: bool) -> Parsed<Vec<OsString>> {
     let Some(name) = args.get(1).and_then(|a| a.to_str()).map(str::to_owned) else {
         return Ok(args);
     };
     if root.find_subcommand(&name).is_none() {
         match row("", &name).map(|row| row.here) {
-            Some(Ok(here)) => args.splice(1..2, [OsString::from(here)]).for_each(drop),
-            Some(Err(why)) => return Err(refused(&name, why)),
+            Some(Here::Is(here)) => args.splice(1..2, [OsString::from(here)]).for_each(drop),
+            Some(Here::Refused(why) | Here::Ignored(_, why)) => return Err(refused(&name, why)),
             None => check_start(&name)?,
         }
     }
     let find = |args: &[OsString]| args.get(1).and_then(|a| root.find_subcommand(a));
     if name == "run" {
-        chosen_for_a_language_model(root, &mut args);
+        chosen_for_a_language_model(root, &mut args, piped);
     }
     match find(&args) {
         Some(command) => options(command, args),
@@ -103,26 +120,53 @@ fn check_start(first: &str) -> Parsed<()> {
 fn is_language_model(model: &str) -> bool {
     let path = Path::new(model);
     let listed = || ModelStore::open_default().ok()?.find(model).ok()?;
-    model.starts_with(hub::PREFIX) || is_source(path) || (!path.exists() && listed().is_some())
+    hub::is_address(model) || is_source(path) || (!path.exists() && listed().is_some())
 }
 
 /// `run MODEL [PROMPT]` of a language model is `chat` or `generate`, as in Ollama, unless there are
-/// options that only `run` has.
-fn chosen_for_a_language_model(root: &Command, args: &mut [OsString]) {
-    let text = |at: usize| args.get(at).and_then(|a| a.to_str());
+/// options that only `run` has. What is piped in comes before the prompt.
+fn chosen_for_a_language_model(root: &Command, args: &mut Vec<OsString>, piped: bool) {
     let takes = |command: &str, option: &str| own(root.find_subcommand(command)?, option);
-    let is_own = |arg: &OsString| {
-        let option = arg.to_str().unwrap_or_default();
-        takes("run", option).is_some() && takes("chat", option).is_none()
-    };
-    let is_named = text(2).is_some_and(|model| !model.starts_with('-') && is_language_model(model));
-    if !is_named || args.iter().any(is_own) {
+    let (mut plain, mut named, mut asks) = (Vec::new(), false, false);
+    let mut rest = args.iter().skip(2).map(|arg| arg.to_str().unwrap_or_default());
+    while let Some(arg) = rest.next() {
+        if arg == "--" {
+            plain.extend(rest.by_ref());
+        } else if arg.len() < 2 || !arg.starts_with('-') {
+            plain.push(arg);
+        } else if takes("run", arg).is_some() && takes("chat", arg).is_none() {
+            return;
+        } else {
+            let here = row("generate", arg).map(|row| row.here);
+            let has_value = takes("generate", arg)
+                .unwrap_or_else(|| matches!(here, Some(Here::Is(here)) if here.contains(VALUE)));
+            let value = if has_value { rest.next() } else { None };
+            match arg {
+                "-m" | "--model" => {
+                    plain.splice(0..0, value);
+                    named = true;
+                }
+                "-p" | "--prompt" | "-f" | "--file" => asks = true,
+                _ => {}
+            }
+        }
+    }
+    let is_named = plain
+        .first()
+        .is_some_and(|model| named || is_language_model(model));
+    if !is_named {
         return;
     }
-    let has_prompt = text(3).is_some_and(|prompt| !prompt.starts_with('-'));
+    let has_prompt = asks || plain.len() > 1;
+    let more = match (piped, has_prompt) {
+        (true, true) => Some("--stdin"),
+        (true, false) => Some("-"),
+        (false, _) => None,
+    };
     if let Some(command) = args.get_mut(1) {
-        *command = if has_prompt { "generate" } else { "chat" }.into();
+        *command = if has_prompt || piped { "generate" } else { "chat" }.into();
     }
+    args.extend(more.map(OsString::from));
 }
 
 /// `args` with the options of `command` translated.
@@ -156,7 +200,11 @@ fn options(command: &Command, args: Vec<OsString>) -> Parsed<Vec<OsString>> {
             }
             (None, None) => match row(command.get_name(), name) {
                 Some(row) => {
-                    let takes = row.here.is_ok_and(|here| here.contains(VALUE));
+                    let takes = match row.here {
+                        Here::Is(here) => here.contains(VALUE),
+                        Here::Ignored(takes, _) => takes,
+                        Here::Refused(_) => false,
+                    };
                     (row, takes)
                 }
                 None if is_misread(command, name) => {
@@ -169,7 +217,14 @@ fn options(command: &Command, args: Vec<OsString>) -> Parsed<Vec<OsString>> {
             },
         };
         let value = inline.or_else(|| takes.then(|| rest.next()).flatten());
-        let new = arguments(name, row.here.map_err(|why| refused(name, why))?, value)?;
+        let new = match row.here {
+            Here::Is(here) => arguments(name, here, value)?,
+            Here::Refused(why) => return Err(refused(name, why)),
+            Here::Ignored(_, why) => {
+                note(&format!("{name} is ignored: {why}"));
+                Vec::new()
+            }
+        };
         // Two options may be the same one here.
         if new.is_empty() || !out.windows(new.len()).any(|w| w == new) {
             out.extend(new);

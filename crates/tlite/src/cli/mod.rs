@@ -167,10 +167,22 @@ pub fn command() -> clap::Command {
     command.help_template(template)
 }
 
+/// Whether standard input is a pipe or a file.
+fn has_input() -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::fs::{FileType, fstat};
+        let kind = fstat(std::io::stdin()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        kind.is_ok_and(|kind| matches!(kind, FileType::Fifo | FileType::RegularFile))
+    }
+    #[cfg(not(unix))]
+    false
+}
+
 /// Parses the arguments of this process. Errors are to be printed; those for help and version too.
 pub fn parse() -> Result<Cli, clap::Error> {
     let mut command = command();
-    let args = habits::translated(&command, std::env::args_os().collect())?;
+    let args = habits::translated(&command, std::env::args_os().collect(), has_input())?;
     let parsed = command
         .try_get_matches_from_mut(args)
         .and_then(|matches| Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command)));

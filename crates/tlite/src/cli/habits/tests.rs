@@ -7,7 +7,7 @@ fn words(line: &str) -> Vec<OsString> {
 
 /// What a line is here.
 fn here(line: &str) -> String {
-    let out = translated(&command(), words(line)).unwrap_or_else(|e| panic!("{line}: {e}"));
+    let out = translated(&command(), words(line), false).unwrap_or_else(|e| panic!("{line}: {e}"));
     let out: Vec<&str> = out.iter().map(|a| a.to_str().unwrap()).collect();
     out.join(" ")
 }
@@ -51,6 +51,25 @@ fn options_of_others_become_those_here() {
         ("tlite run hf:a/b", "tlite chat hf:a/b"),
         ("tlite run hf:a/b hello", "tlite generate hf:a/b hello"),
         ("tlite run hf:a/b --random", "tlite run hf:a/b --random"),
+        (
+            "tlite run --temp 0.5 hf:a/b hello",
+            "tlite generate --temp 0.5 hf:a/b hello",
+        ),
+        (
+            "tlite run hf:a/b -n 10 hello",
+            "tlite generate hf:a/b -n 10 hello",
+        ),
+        ("tlite run hf:a/b -n 10", "tlite chat hf:a/b -n 10"),
+        (
+            "tlite run -m hf:a/b -p hello",
+            "tlite generate -m hf:a/b -p hello",
+        ),
+        ("tlite run hf.co/a/b hello", "tlite generate hf.co/a/b hello"),
+        // What changes no result is ignored.
+        (
+            "tlite generate m x --batch-size 512 --mlock -tb 2",
+            "tlite generate m x",
+        ),
         // Values and what follows -- are left alone.
         ("tlite generate m -p -ngl", "tlite generate m -p -ngl"),
         ("tlite generate m -- -ngl", "tlite generate m -- -ngl"),
@@ -64,16 +83,28 @@ fn options_of_others_become_those_here() {
 }
 
 #[test]
+fn what_is_piped_in_is_part_of_the_prompt() {
+    for (line, meant) in [
+        ("tlite run hf:a/b", "tlite generate hf:a/b -"),
+        ("tlite run hf:a/b hello", "tlite generate hf:a/b hello --stdin"),
+        ("tlite run m.onnx", "tlite run m.onnx"),
+        ("tlite chat hf:a/b", "tlite chat hf:a/b"),
+    ] {
+        let out = translated(&command(), words(line), true).unwrap();
+        let out: Vec<&str> = out.iter().map(|a| a.to_str().unwrap()).collect();
+        assert_eq!(out.join(" "), meant, "{line}");
+    }
+}
+
+#[test]
 fn what_has_no_counterpart_is_explained_in_one_line() {
     for line in [
-        "tlite serve",
         "tlite ps",
         "tlite -m m.gguf",
         "tlite chat m --lora x",
         "tlite chat m -ngl 20",
         "tlite chat m -fa off",
         "tlite chat m -ctk q4_0",
-        "tlite generate m x -b 512",
         "tlite generate m x -c 0",
         "tlite bench m --backend=cuda",
         "tlite generate m x --mirostat 2",
@@ -82,7 +113,7 @@ fn what_has_no_counterpart_is_explained_in_one_line() {
         "tlite generate m x -nkvx",
         "tlite devices -hf",
     ] {
-        let error = translated(&command(), words(line)).unwrap_err();
+        let error = translated(&command(), words(line), false).unwrap_err();
         let text = error.to_string();
         assert_eq!(
             (error.exit_code(), text.trim_end().lines().count()),
@@ -103,7 +134,8 @@ fn table_names_options_that_exist_and_each_option_once() {
             .filter(|c| row.names.split_whitespace().any(|n| row.is_about(c, n)))
             .collect();
         assert!(!commands.is_empty(), "{line}");
-        let mut here = row.here.unwrap_or_default().split_whitespace();
+        let Here::Is(here) = row.here else { continue };
+        let mut here = here.split_whitespace();
         if let Some(option) = here.next() {
             let exists = |c: &&&str| match **c {
                 "" => root.find_subcommand(option).is_some(),
