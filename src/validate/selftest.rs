@@ -4,6 +4,7 @@ use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, QuarantineCause, Quarantined, SharedBackend, validation};
 use crate::cache::Store;
+use crate::cancel::Cancel;
 use crate::graph::op::all;
 use crate::graph::op::case::{Case, Input};
 use crate::tensor::DType;
@@ -132,11 +133,13 @@ fn blame(
 
 /// Runs the cases on a device; if `quick`, one per kernel. A variant that makes a case fail is
 /// quarantined for the remaining cases and in `store`. If the device is lost, the remaining cases
-/// are skipped. `on_progress` is called with the number of finished cases and of all cases.
+/// are skipped, and also once `cancel` is set. `on_progress` is called with the number of finished
+/// cases and of all cases.
 pub fn run(
     mut device: SharedBackend,
     store: Option<&Store>,
     quick: bool,
+    cancel: &Cancel,
     on_progress: &mut dyn FnMut(usize, usize),
 ) -> Outcome {
     let start = Instant::now();
@@ -152,6 +155,9 @@ pub fn run(
     }
     for (done, trial) in trials.iter().enumerate() {
         on_progress(done, trials.len());
+        if cancel.is_cancelled() {
+            break;
+        }
         let run = |device: &SharedBackend| {
             let scenario = Scenario::of(&trial.case)?;
             case::run(device as &dyn Bench, &scenario, trial.storage_type, depth)

@@ -242,7 +242,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Roofline(args) => roofline::run(&args, &interrupt),
         Command::Inspect(args) => inspect::run(&args, &interrupt),
         Command::Run(args) => run::run(&args, &interrupt),
-        Command::Selftest(args) => selftest::run(&args),
+        Command::Selftest(args) => selftest::run(&args, &interrupt),
         Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => other::completions(&args),

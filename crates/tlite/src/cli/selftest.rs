@@ -2,19 +2,22 @@
 
 mod junit;
 
+use super::interrupt::Interrupt;
 use super::options::{DeviceOptions, Verbosity, check_writable};
 use super::output::{bar, is_verbose, note, print_report};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{
     self, Backend, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
 };
 use transformer_lite::unstable::devices;
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::llm::Cancel;
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
 use transformer_lite::unstable::validate::selftest::{self, Failure, Outcome};
@@ -31,7 +34,8 @@ Examples:
 /// Check that devices compute correctly, for bug reports
 ///
 /// Runs test cases of all operators and compares the results with the reference on the host.
-/// Without --backend and --device, every device is checked. The exit code is 1 if a case fails.
+/// Without --backend and --device, every device is checked. The exit code is 1 if a case fails or
+/// there is no device. After Ctrl-C or SIGTERM, the results so far are reported.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -108,10 +112,16 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
         return Err(Error::usage("--backend", what));
     }
     if on.backend != BackendChoice::Auto || on.device.is_some() {
-        return match place.open()? {
-            Opened::Device(backend) => Ok((vec![backend], Vec::new())),
-            Opened::Reference { .. } => Err(Error::usage("--backend", "no device found")),
-        };
+        return match place.open() {
+            Err(e) => Err(e),
+            Ok(Opened::Device(backend)) => Ok((vec![backend], Vec::new())),
+            Ok(Opened::Reference { .. }) => Err(Error::usage("--backend", "no device found")),
+        }
+        .or_else(|e| match e.kind() {
+            // To be reported like a backend that is not named.
+            ErrorKind::NoDevice => Ok((Vec::new(), vec![format!("{}: {}", on.backend, e.chain())])),
+            _ => Err(e),
+        });
     }
     let (mut found, mut absent) = (Vec::new(), Vec::new());
     for kind in BackendKind::compiled() {
@@ -133,23 +143,17 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
             }
         }
     }
-    if found.is_empty() {
-        return Err(Error::usage(
-            "--backend",
-            format!("no device found: {}", absent.join("; ")),
-        ));
-    }
     Ok((found, absent))
 }
 
-fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
+fn check(backend: Box<dyn Backend>, args: &Args, cancel: &Cancel) -> Row {
     let (caps, extensions) = (backend.caps().clone(), backend.extensions());
     let store = args.on.cache.store();
     let line = bar(0);
     line.set_message(caps.device.clone());
     let device = SharedBackend::new(backend).tried(store.as_deref());
     let mut reported = Instant::now();
-    let outcome = selftest::run(device, store.as_deref(), args.quick, &mut |done, all| {
+    let outcome = selftest::run(device, store.as_deref(), args.quick, cancel, &mut |done, all| {
         line.set_length(num::wide(all));
         line.set_position(num::wide(done));
         // Without a terminal, there is no bar.
@@ -212,13 +216,26 @@ fn text(report: &Report) -> String {
     out
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     if let Some(file) = &args.junit {
         check_writable("--junit", file)?;
     }
     let (found, absent) = devices(&args.on)?;
-    let devices: Vec<Row> = found.into_iter().map(|backend| check(backend, args)).collect();
+    // A signal ends the cases, and what is known is reported.
+    let generating = interrupt.generating();
+    let (cancel, stop) = (generating.flag(), generating.flag());
+    let (_reported, end) = mpsc::channel::<()>();
+    let _parting = interrupt.parting(move || {
+        stop.cancel();
+        let _late = end.recv_timeout(REPORT_INTERVAL);
+    });
+    let mut devices = Vec::new();
+    for backend in found {
+        if !cancel.is_cancelled() {
+            devices.push(check(backend, args, &cancel));
+        }
+    }
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         system: std::env::consts::OS,
@@ -233,6 +250,13 @@ pub fn run(args: &Args) -> Result<()> {
         write_whole(file, |out| out.write_all(junit::xml(&report).as_bytes()))?;
     }
     print_report(args.json, &report, || text(&report))?;
+    if cancel.is_cancelled() {
+        return Err(Error::Interrupted);
+    }
+    if report.devices.is_empty() {
+        let what = format!("no device found: {}", report.absent.join("; "));
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::NoDevice));
+    }
     if report.failed == 0 {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! The report of `tlite selftest` as JUnit XML, which CI systems show.
 
 use super::{Report, Row};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// A test suite for each device, and one with a skipped case for each backend without a device.
@@ -40,8 +41,15 @@ fn suite(out: &mut String, row: &Row) {
         row.seconds
     );
     let _infallible = writeln!(out, "  <testsuite name=\"{name}\" {head}>");
+    // Names that occur again are numbered.
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &row.passed_cases {
-        let case = escaped(case);
+        let count = seen.entry(case).or_default();
+        *count += 1;
+        let case = match *count {
+            1 => escaped(case),
+            again => escaped(&format!("{case} #{again}")),
+        };
         let _infallible = writeln!(out, "    <testcase classname=\"{name}\" name=\"{case}\"/>");
     }
     for failure in &row.failed {
