@@ -14,13 +14,17 @@ use llguidance::derivre::{Regex, RegexAst, RegexBuilder, StateID};
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::earley::{Grammar, SymIdx, SymbolProps};
 use parse::{Expr, Rule};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Display;
 
 /// Maximum number of characters and parts in the regular expression of a lexeme.
 const MAX_LEXEME: usize = 5_000;
+/// Maximum nesting of such an expression, through rules.
+const MAX_DEPTH: usize = 200;
 /// Maximum number of rules of the result. The parser numbers its symbols with 16 bits.
 const MAX_RULES: usize = 20_000;
+/// Maximum number of parts of all rules of the result.
+const MAX_PARTS: usize = 200_000;
 /// Maximum number of pairs of states that are compared for two lexemes.
 const MAX_PAIRS: usize = 2_000;
 /// Maximum number of bytes tried by all comparisons together.
@@ -36,7 +40,7 @@ pub fn compile(text: &str) -> Result<(Grammar, LexerSpec), String> {
     let mut lexemes = Lexemes::new(&rules);
     let mut search = Search::default();
     loop {
-        let mut plan = Plan::new(&lexemes);
+        let mut plan = Plan::new(&lexemes, text);
         plan.finish()?;
         match search.conflict(&plan)? {
             Some(part) => lexemes.divided.insert(part),
@@ -45,35 +49,71 @@ pub fn compile(text: &str) -> Result<(Grammar, LexerSpec), String> {
     }
 }
 
+/// What is known of a rule that may be a lexeme.
+#[derive(Clone, Copy)]
+struct Regular {
+    /// The size of its regular expression, and its depth.
+    size: usize,
+    depth: usize,
+    nullable: bool,
+}
+
 /// Which parts of the rules are lexemes.
 struct Lexemes<'r> {
     rules: &'r [Rule],
-    /// By rule: the size of its regular expression. `None` if it has none, or a large one.
-    sizes: Vec<Option<usize>>,
+    /// By rule. `None` if it has no regular expression, or a large or a deep one.
+    regular: Vec<Option<Regular>>,
     /// Parts that are divided although they are regular.
     divided: HashSet<Expr>,
+}
+
+/// The rules that `expr` names.
+fn named(expr: &Expr, found: &mut Vec<usize>) {
+    match expr {
+        Expr::Characters(_) => {}
+        Expr::Rule(rule) => found.push(*rule),
+        Expr::Sequence(parts) | Expr::Choice(parts) => parts.iter().for_each(|p| named(p, found)),
+        Expr::Repeat(part, ..) => named(part, found),
+    }
 }
 
 impl<'r> Lexemes<'r> {
     fn new(rules: &'r [Rule]) -> Self {
         let mut lexer = Self {
             rules,
-            sizes: vec![None; rules.len()],
+            regular: vec![None; rules.len()],
             divided: HashSet::new(),
         };
-        // Rules that refer to themselves never get a size.
-        loop {
-            let known = lexer.sizes.iter().flatten().count();
-            for (i, rule) in rules.iter().enumerate() {
-                let size = lexer.size(&rule.body);
-                if let Some(own) = lexer.sizes.get_mut(i) {
-                    *own = size;
-                }
-            }
-            if known == lexer.sizes.iter().flatten().count() {
-                return lexer;
+        // By rule: how many that it names are not examined yet, and the rules that name it.
+        let mut missing = Vec::new();
+        let mut users = vec![Vec::new(); rules.len()];
+        for (i, rule) in rules.iter().enumerate() {
+            let mut names = Vec::new();
+            named(&rule.body, &mut names);
+            missing.push(names.len());
+            for name in names {
+                users.get_mut(name).into_iter().for_each(|list| list.push(i));
             }
         }
+        let free = missing.iter().enumerate().filter(|(_, n)| **n == 0);
+        let mut pending: Vec<usize> = free.map(|(i, _)| i).collect();
+        // Rules that lead to themselves are never examined.
+        while let Some(rule) = pending.pop() {
+            let found = lexer.regular(lexer.body(rule));
+            if let Some(own) = lexer.regular.get_mut(rule) {
+                *own = found;
+            }
+            for user in users.get(rule).into_iter().flatten() {
+                let Some(left) = missing.get_mut(*user) else {
+                    continue;
+                };
+                *left -= 1;
+                if *left == 0 {
+                    pending.push(*user);
+                }
+            }
+        }
+        lexer
     }
 
     fn body(&self, rule: usize) -> &'r Expr {
@@ -81,24 +121,46 @@ impl<'r> Lexemes<'r> {
         self.rules.get(rule).map_or(&EMPTY, |r| &r.body)
     }
 
-    fn size(&self, expr: &Expr) -> Option<usize> {
-        let size = match expr {
-            Expr::Characters(ranges) => 1 + ranges.len() / 8,
-            Expr::Rule(rule) => self.sizes.get(*rule).copied().flatten()?,
-            Expr::Sequence(parts) | Expr::Choice(parts) => {
-                let sizes: Option<Vec<usize>> = parts.iter().map(|p| self.size(p)).collect();
-                sizes?.into_iter().fold(1, usize::saturating_add)
-            }
+    fn regular(&self, expr: &Expr) -> Option<Regular> {
+        let all = |parts: &[Expr], nullable: bool, or: fn(bool, bool) -> bool| {
+            let empty = Regular {
+                size: 1,
+                depth: 0,
+                nullable,
+            };
+            parts.iter().try_fold(empty, |all, part| {
+                let part = self.regular(part)?;
+                Some(Regular {
+                    size: all.size.saturating_add(part.size),
+                    depth: all.depth.max(part.depth),
+                    nullable: or(all.nullable, part.nullable),
+                })
+            })
+        };
+        let inner = match expr {
+            Expr::Characters(ranges) => Regular {
+                size: 1 + ranges.len() / 8,
+                depth: 0,
+                nullable: false,
+            },
+            Expr::Rule(rule) => self.regular.get(*rule).copied().flatten()?,
+            Expr::Sequence(parts) => all(parts, true, |a, b| a && b)?,
+            Expr::Choice(parts) => all(parts, false, |a, b| a || b)?,
             Expr::Repeat(part, least, most) => {
-                let count = most.unwrap_or(*least).max(1) as usize;
-                self.size(part)?.saturating_mul(count)
+                let part = self.regular(part)?;
+                Regular {
+                    size: part.size.saturating_mul(most.unwrap_or(*least).max(1) as usize),
+                    nullable: *least == 0 || part.nullable,
+                    ..part
+                }
             }
         };
-        Some(size).filter(|size| *size <= MAX_LEXEME)
+        let depth = inner.depth + 1;
+        (inner.size <= MAX_LEXEME && depth <= MAX_DEPTH).then_some(Regular { depth, ..inner })
     }
 
     fn is_lexeme(&self, expr: &Expr) -> bool {
-        self.size(expr).is_some() && !self.divided.contains(expr)
+        self.regular(expr).is_some() && !self.divided.contains(expr)
     }
 
     fn regex(&self, expr: &Expr) -> RegexAst {
@@ -126,18 +188,6 @@ impl<'r> Lexemes<'r> {
     fn lexeme(&self, expr: &Expr) -> RegexAst {
         let some = RegexAst::Not(Box::new(RegexAst::EmptyString));
         RegexAst::And(vec![self.regex(expr), some])
-    }
-
-    fn is_nullable(&self, expr: &Expr) -> bool {
-        match expr {
-            Expr::Characters(_) => false,
-            Expr::Rule(rule) => {
-                self.sizes.get(*rule).copied().flatten().is_some() && self.is_nullable(self.body(*rule))
-            }
-            Expr::Sequence(parts) => parts.iter().all(|p| self.is_nullable(p)),
-            Expr::Choice(parts) => parts.iter().any(|p| self.is_nullable(p)),
-            Expr::Repeat(part, least, _) => *least == 0 || self.is_nullable(part),
-        }
     }
 }
 
@@ -172,7 +222,7 @@ impl Search {
         for ((one, start), next) in automata.iter().zip(&first).zip(&after) {
             for ((other, begin), expr) in automata.iter().zip(&first).zip(&plan.lexemes) {
                 let single = matches!(expr, Expr::Characters(_));
-                if single || !start.iter().zip(begin).any(|(a, b)| *a && *b) {
+                if single || !start.iter().zip(begin).any(|(a, b)| a & b != 0) {
                     continue;
                 }
                 let (mut one, mut other) = (one.clone(), other.clone());
@@ -203,7 +253,7 @@ impl Search {
                 if to.is_dead() {
                     continue;
                 }
-                if ends && next.get(usize::from(byte)) == Some(&true) {
+                if ends && has(next, byte) {
                     return true;
                 }
                 let from = one.transition(a, byte);
@@ -219,24 +269,45 @@ impl Search {
     }
 }
 
-/// Whether each byte is in a set.
-type Bytes = Vec<bool>;
+/// A set of bytes.
+type Bytes = [u64; 4];
+
+fn has(set: &Bytes, byte: u8) -> bool {
+    let word = set.get(usize::from(byte / 64));
+    word.is_some_and(|word| word >> (byte % 64) & 1 == 1)
+}
 
 fn first_bytes(regex: &mut Regex) -> Bytes {
     let start = regex.initial_state();
-    (0..=255)
-        .map(|byte| !regex.transition(start, byte).is_dead())
-        .collect()
+    let mut set = Bytes::default();
+    for byte in 0..=255_u8 {
+        if let Some(word) = set.get_mut(usize::from(byte / 64)) {
+            *word |= u64::from(!regex.transition(start, byte).is_dead()) << (byte % 64);
+        }
+    }
+    set
 }
 
 /// Adds `more` to `set`. Returns whether it grew.
 fn add(set: &mut Bytes, more: &Bytes) -> bool {
-    let mut grew = false;
-    for (own, other) in set.iter_mut().zip(more) {
-        grew |= *other && !*own;
-        *own |= *other;
+    let old = *set;
+    set.iter_mut().zip(more).for_each(|(own, other)| *own |= other);
+    *set != old
+}
+
+/// Visits the items below `count` until no visit asks for others to be visited again.
+fn settle(count: usize, mut visit: impl FnMut(usize, &mut dyn FnMut(usize))) {
+    let mut pending: VecDeque<usize> = (0..count).rev().collect();
+    let mut queued = vec![true; count];
+    while let Some(item) = pending.pop_front() {
+        queued.iter_mut().skip(item).take(1).for_each(|q| *q = false);
+        visit(item, &mut |other| {
+            if queued.get(other) == Some(&false) {
+                queued.iter_mut().skip(other).take(1).for_each(|q| *q = true);
+                pending.push_back(other);
+            }
+        });
     }
-    grew
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,6 +319,11 @@ enum Part {
 /// Rules over lexemes. The first is the start.
 struct Plan<'p, 'r> {
     from: &'p Lexemes<'r>,
+    text: &'p str,
+    /// Where the rule starts that is being written.
+    at: usize,
+    /// Number of parts so far.
+    count: usize,
     lexemes: Vec<Expr>,
     ids: HashMap<Expr, usize>,
     /// By rule: its alternatives.
@@ -259,9 +335,12 @@ struct Plan<'p, 'r> {
 }
 
 impl<'p, 'r> Plan<'p, 'r> {
-    fn new(from: &'p Lexemes<'r>) -> Self {
+    fn new(from: &'p Lexemes<'r>, text: &'p str) -> Self {
         Self {
             from,
+            text,
+            at: 0,
+            count: 0,
             lexemes: Vec::new(),
             ids: HashMap::new(),
             rules: Vec::new(),
@@ -276,11 +355,27 @@ impl<'p, 'r> Plan<'p, 'r> {
         let body = self.part(&Expr::Rule(0))?;
         self.write(start, body);
         while let Some((rule, own)) = self.pending.pop() {
-            let body = self.from.body(rule);
-            let parts = self.parts(body)?;
+            self.at = self.from.rules.get(rule).map_or(0, |r| r.at);
+            let parts = self.parts(self.from.body(rule))?;
             self.write(own, parts);
         }
         self.prune()
+    }
+
+    /// By rule: the rules that refer to it.
+    fn users(&self) -> Vec<Vec<usize>> {
+        let mut users = vec![Vec::new(); self.rules.len()];
+        for (i, rule) in self.rules.iter().enumerate() {
+            for part in rule.iter().flatten() {
+                if let Part::Rule(id) = part
+                    && let Some(list) = users.get_mut(*id)
+                    && list.last() != Some(&i)
+                {
+                    list.push(i);
+                }
+            }
+        }
+        users
     }
 
     /// Removes alternatives that no text matches. An error if no text matches the first rule.
@@ -292,16 +387,14 @@ impl<'p, 'r> Plan<'p, 'r> {
                 Part::Rule(id) => met.get(*id) == Some(&true),
             })
         };
-        let mut changed = true;
-        while changed {
-            changed = false;
-            for (i, rule) in self.rules.iter().enumerate() {
-                if met.get(i) == Some(&false) && rule.iter().any(|parts| holds(parts, &met)) {
-                    changed = true;
-                    met.iter_mut().skip(i).take(1).for_each(|met| *met = true);
-                }
+        let users = self.users();
+        settle(self.rules.len(), |i, again| {
+            let rule = self.rules.get(i).into_iter().flatten();
+            if met.get(i) == Some(&false) && rule.into_iter().any(|parts| holds(parts, &met)) {
+                met.iter_mut().skip(i).take(1).for_each(|met| *met = true);
+                users.get(i).into_iter().flatten().copied().for_each(again);
             }
-        }
+        });
         for rule in &mut self.rules {
             rule.retain(|parts| holds(parts, &met));
         }
@@ -313,10 +406,24 @@ impl<'p, 'r> Plan<'p, 'r> {
 
     fn rule(&mut self) -> Result<usize, String> {
         if self.rules.len() >= MAX_RULES {
-            return Err(format!("it is too large: it has more than {MAX_RULES} rules"));
+            return Err(self.too_large(MAX_RULES, "rules"));
         }
         self.rules.push(Vec::new());
         Ok(self.rules.len() - 1)
+    }
+
+    fn too_large(&self, most: usize, what: &str) -> String {
+        let line = parse::line(self.text, self.at);
+        format!("line {line}: with this rule, the grammar needs more than {most} {what}, which is the limit")
+    }
+
+    /// Checks the limit for `n` more parts.
+    fn more(&mut self, n: usize) -> Result<(), String> {
+        self.count = self.count.saturating_add(n);
+        match self.count <= MAX_PARTS {
+            true => Ok(()),
+            false => Err(self.too_large(MAX_PARTS, "parts")),
+        }
     }
 
     fn write(&mut self, rule: usize, parts: Vec<Part>) {
@@ -349,7 +456,7 @@ impl<'p, 'r> Plan<'p, 'r> {
             self.lexemes.push(expr.clone());
         }
         let lexeme = vec![Part::Lexeme(id)];
-        if self.from.is_nullable(expr) {
+        if self.from.regular(expr).is_some_and(|r| r.nullable) {
             return Ok(vec![self.choice([lexeme, Vec::new()])?]);
         }
         Ok(lexeme)
@@ -382,13 +489,21 @@ impl<'p, 'r> Plan<'p, 'r> {
         let mut rest = list;
         while let Some(first) = rest.first() {
             // The longest run that is a lexeme.
-            let regular = rest.iter().take_while(|e| self.from.size(e).is_some()).count();
+            let mut size = 1;
+            let fits = |part: &&Expr| {
+                let part = self.from.regular(part).filter(|r| r.depth < MAX_DEPTH);
+                size += part.map_or(MAX_LEXEME, |r| r.size);
+                size <= MAX_LEXEME
+            };
+            let regular = rest.iter().take_while(fits).count();
             let run = (2..=regular).rev().find_map(|n| {
                 let run = Expr::Sequence(rest.get(..n)?.to_vec());
                 self.from.is_lexeme(&run).then_some((n, run))
             });
             let (count, run) = run.unwrap_or_else(|| (1, first.clone()));
-            parts.extend(self.part(&run)?);
+            let run = self.part(&run)?;
+            self.more(run.len())?;
+            parts.extend(run);
             rest = num::part(rest, count..).map_err(failed)?;
         }
         Ok(parts)
@@ -396,6 +511,7 @@ impl<'p, 'r> Plan<'p, 'r> {
 
     fn repeat(&mut self, part: &Expr, least: u32, most: Option<u32>) -> Result<Vec<Part>, String> {
         let one = self.part(part)?;
+        self.more(one.len().saturating_mul(most.unwrap_or(least).max(1) as usize))?;
         let mut parts = Vec::new();
         for _ in 0..least {
             parts.extend_from_slice(&one);
@@ -421,56 +537,51 @@ impl<'p, 'r> Plan<'p, 'r> {
 
     /// By lexeme: the bytes that may follow it. `first` has the bytes with which each begins.
     fn after(&self, first: &[Bytes]) -> Vec<Bytes> {
-        let none = vec![false; 256];
-        let mut begin = vec![(none.clone(), false); self.rules.len()];
+        // By rule: the bytes with which its texts begin, and whether one is empty.
+        let mut begin = vec![(Bytes::default(), false); self.rules.len()];
         let start = |part: &Part, begin: &[(Bytes, bool)]| match part {
-            Part::Lexeme(id) => (first.get(*id).cloned().unwrap_or_default(), false),
-            Part::Rule(id) => begin.get(*id).cloned().unwrap_or_default(),
+            Part::Lexeme(id) => (first.get(*id).copied().unwrap_or_default(), false),
+            Part::Rule(id) => begin.get(*id).copied().unwrap_or_default(),
         };
-        let mut changed = true;
-        while changed {
-            changed = false;
-            for (i, rule) in self.rules.iter().enumerate() {
-                for parts in rule {
-                    let (mut bytes, mut nullable) = (none.clone(), true);
-                    for part in parts {
-                        let (more, empty) = start(part, &begin);
-                        add(&mut bytes, &more);
-                        nullable = empty;
-                        if !empty {
-                            break;
-                        }
-                    }
-                    let Some(own) = begin.get_mut(i) else { continue };
-                    changed |= add(&mut own.0, &bytes) || nullable && !own.1;
-                    own.1 |= nullable;
-                }
+        let users = self.users();
+        settle(self.rules.len(), |i, again| {
+            let (mut bytes, mut nullable) = begin.get(i).copied().unwrap_or_default();
+            for parts in self.rules.get(i).into_iter().flatten() {
+                nullable |= parts.iter().all(|part| {
+                    let (more, empty) = start(part, &begin);
+                    add(&mut bytes, &more);
+                    empty
+                });
             }
-        }
-        let mut lexemes = vec![none.clone(); self.lexemes.len()];
-        let mut rules = vec![none; self.rules.len()];
-        changed = true;
-        while changed {
-            changed = false;
-            for (i, rule) in self.rules.iter().enumerate() {
-                for parts in rule {
-                    let mut next = rules.get(i).cloned().unwrap_or_default();
-                    for part in parts.iter().rev() {
-                        let own = match part {
-                            Part::Lexeme(id) => lexemes.get_mut(*id),
-                            Part::Rule(id) => rules.get_mut(*id),
-                        };
-                        changed |= own.is_some_and(|own| add(own, &next));
-                        let (bytes, nullable) = start(part, &begin);
-                        if nullable {
-                            add(&mut next, &bytes);
-                        } else {
-                            next = bytes;
-                        }
+            if let Some(own) = begin.get_mut(i)
+                && *own != (bytes, nullable)
+            {
+                *own = (bytes, nullable);
+                users.get(i).into_iter().flatten().copied().for_each(again);
+            }
+        });
+        let mut lexemes = vec![Bytes::default(); self.lexemes.len()];
+        let mut rules = vec![Bytes::default(); self.rules.len()];
+        settle(self.rules.len(), |i, again| {
+            for parts in self.rules.get(i).into_iter().flatten() {
+                let mut next = rules.get(i).copied().unwrap_or_default();
+                for part in parts.iter().rev() {
+                    match part {
+                        Part::Lexeme(id) => lexemes.get_mut(*id).into_iter().for_each(|own| {
+                            add(own, &next);
+                        }),
+                        Part::Rule(id) if rules.get_mut(*id).is_some_and(|own| add(own, &next)) => again(*id),
+                        Part::Rule(_) => {}
+                    }
+                    let (bytes, nullable) = start(part, &begin);
+                    if nullable {
+                        add(&mut next, &bytes);
+                    } else {
+                        next = bytes;
                     }
                 }
             }
-        }
+        });
         lexemes
     }
 }

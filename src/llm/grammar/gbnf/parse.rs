@@ -6,6 +6,8 @@ use std::collections::HashMap;
 const DEPTH: usize = 100;
 /// Maximum number of repetitions, as in llama.cpp.
 const REPETITIONS: u32 = 2000;
+/// Maximum number of repetitions of a repetition, such as `"a"?*{3}`.
+const NESTED: usize = 8;
 
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +24,13 @@ pub enum Expr {
 
 pub struct Rule {
     pub body: Expr,
+    /// Where its definition starts in the text.
+    pub at: usize,
+}
+
+/// The number of the line at a place of the text.
+pub fn line(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
 }
 
 /// The rules of a grammar; the first is `root`. The error names the line.
@@ -40,15 +49,15 @@ pub fn rules(text: &str) -> Result<Vec<Rule>, String> {
     let named = parser.names.iter().map(|(name, id)| (*id, *name));
     let named: HashMap<usize, &str> = named.collect();
     let mut rules = Vec::new();
-    for (id, (body, used)) in parser.rules.into_iter().enumerate() {
-        let Some(body) = body else {
+    for (id, (rule, used)) in parser.rules.into_iter().enumerate() {
+        let Some(rule) = rule else {
             let name = named.get(&id).copied().unwrap_or_default();
             return Err(match used {
-                0 => "it has no rule `root`".to_owned(),
-                line => format!("line {line}: there is no rule `{name}`"),
+                end if end == text.len() => "it has no rule `root`".to_owned(),
+                at => format!("line {}: there is no rule `{name}`", line(text, at)),
             });
         };
-        rules.push(Rule { body });
+        rules.push(rule);
     }
     Ok(rules)
 }
@@ -57,19 +66,18 @@ struct Parser<'t> {
     text: &'t str,
     rest: &'t str,
     names: HashMap<&'t str, usize>,
-    /// By rule: its body, and the line that first uses its name.
-    rules: Vec<(Option<Expr>, usize)>,
+    /// By rule: the rule, and where the text first uses its name. `root` is used at the end.
+    rules: Vec<(Option<Rule>, usize)>,
 }
 
 impl<'t> Parser<'t> {
-    fn line_at(&self, rest: &str) -> usize {
-        let read = self.text.len() - rest.len();
-        let bytes = self.text.bytes().take(read);
-        bytes.filter(|b| *b == b'\n').count() + 1
+    /// Where `rest` starts in the text.
+    fn at(&self, rest: &str) -> usize {
+        self.text.len() - rest.len()
     }
 
     fn fault(&self, what: impl std::fmt::Display) -> String {
-        format!("line {}: {what}", self.line_at(self.rest))
+        format!("line {}: {what}", line(self.text, self.at(self.rest)))
     }
 
     fn expected(&self, what: &str) -> String {
@@ -117,11 +125,10 @@ impl<'t> Parser<'t> {
     }
 
     fn rule_id(&mut self, name: &'t str, at: &str) -> usize {
-        let line = if at.is_empty() { 0 } else { self.line_at(at) };
         let next = self.rules.len();
         let id = *self.names.entry(name).or_insert(next);
         if id == next {
-            self.rules.push((None, line));
+            self.rules.push((None, self.at(at)));
         }
         id
     }
@@ -135,11 +142,11 @@ impl<'t> Parser<'t> {
         }
         self.space(true);
         let body = self.choice(false, 0)?;
-        let id = self.rule_id(name, start);
+        let (id, at) = (self.rule_id(name, start), self.at(start));
         if let Some(rule) = self.rules.get_mut(id)
-            && rule.0.replace(body).is_some()
+            && rule.0.replace(Rule { body, at }).is_some()
         {
-            let line = self.line_at(start);
+            let line = line(self.text, at);
             return Err(format!("line {line}: the rule `{name}` is defined twice"));
         }
         if !self.rest.is_empty() && !self.rest.starts_with(['\n', '\r']) {
@@ -227,32 +234,33 @@ impl<'t> Parser<'t> {
 
     /// `part` with the repetitions after it.
     fn repeated(&mut self, mut part: Expr, nested: bool) -> Result<Expr, String> {
-        loop {
-            let (least, most) = match self.rest.chars().next() {
-                Some('*') => (0, None),
-                Some('+') => (1, None),
-                Some('?') => (0, Some(1)),
-                Some('{') => {
-                    let range = self.counts()?;
-                    self.space(nested);
-                    part = Expr::Repeat(Box::new(part), range.0, range.1);
-                    continue;
-                }
-                _ => return Ok(part),
+        for depth in 0.. {
+            let (least, most) = if self.skip("*") {
+                (0, None)
+            } else if self.skip("+") {
+                (1, None)
+            } else if self.skip("?") {
+                (0, Some(1))
+            } else if self.rest.starts_with('{') {
+                self.counts()?
+            } else {
+                break;
             };
-            self.next();
+            if depth == NESTED {
+                return Err(self.fault(format!("repetitions are nested deeper than {NESTED} levels")));
+            }
             self.space(nested);
             part = Expr::Repeat(Box::new(part), least, most);
         }
+        Ok(part)
     }
 
     /// `{m}`, `{m,}` or `{m,n}`.
     fn counts(&mut self) -> Result<(u32, Option<u32>), String> {
-        let start = self.fault("");
         let wrong = |found: &str| {
-            format!(
-                "{start}`{{{found}}}`: expected `{{m}}`, `{{m,}}` or `{{m,n}}` with numbers up to {REPETITIONS}"
-            )
+            self.fault(format!(
+                "`{{{found}}}`: expected `{{m}}`, `{{m,}}` or `{{m,n}}` with numbers up to {REPETITIONS}"
+            ))
         };
         let inside = self.rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
         let Some((inside, rest)) = inside else {

@@ -182,6 +182,21 @@ fn faults_name_the_line() {
         ("root ::= %", "line 1: expected the end of the rule, found `%`"),
         ("root ::= \"a\" root", "no text matches it"),
         (
+            "root ::= \"b\"\n  r{2000}{2000}{2000}\nr ::= \"(\" r? \")\"",
+            "line 1: with this rule, the grammar needs more than 200000 parts",
+        ),
+        (
+            &format!(
+                "root ::= a\na ::= {}\nr ::= \"(\" r? \")\"",
+                "r{0,2000} ".repeat(11)
+            ),
+            "line 2: with this rule, the grammar needs more than 20000 rules",
+        ),
+        (
+            &format!("root ::= \"a\"{}", "*".repeat(1_000_000)),
+            "line 1: repetitions are nested",
+        ),
+        (
             &format!("root ::= {}", "(".repeat(5000)),
             "line 1: parentheses are nested",
         ),
@@ -199,4 +214,34 @@ fn faults_name_the_line() {
         doubling += &format!("r{i} ::= r{} r{}\n", i + 1, i + 1);
     }
     assert!(made(&(doubling + "r60 ::= \"a\"?")).is_ok());
+}
+
+/// `root ::= r1`, and so on up to the rule `end`.
+fn chain(count: usize, end: &str) -> String {
+    let mut text = String::from("root ::= r1\n");
+    for i in 1..count {
+        text += &format!("r{i} ::= r{}\n", i + 1);
+    }
+    format!("{text}r{count} ::= {end}\n")
+}
+
+#[test]
+fn long_chains_of_rules_are_read_in_linear_time() {
+    // As regular expressions, which would be nested this deep.
+    check(&chain(5000, "\"a\"?"), &["", "a"], &["b", "aa"]);
+    let mut end = made(&chain(15_000, "\"a\" | \"(\" root \")\"")).unwrap();
+    assert!(matches(&mut end, "((a))") && !matches(&mut end, "(a"));
+    for end in ["\"a\"", "root?"] {
+        let e = made(&chain(200_000, end)).err().unwrap().to_string();
+        assert!(e.contains("more than 20000 rules") && e.contains("line "), "{e}");
+    }
+    // Every level of parentheses may be repeated.
+    let deep = format!("root ::= {}\"a\"{}", "(".repeat(100), ")?*+?*+?*".repeat(100));
+    check(&deep, &["", "aaa"], &["b"]);
+    let deep = format!(
+        "root ::= {}\"a\" root{}",
+        "(".repeat(100),
+        ")?*+?*+?*".repeat(100)
+    );
+    check(&deep, &["", "aaa"], &["b"]);
 }
