@@ -132,7 +132,7 @@ impl Grammar {
         let schema: Value = serde_json::from_str(text).map_err(|e| unusable(&e))?;
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(schema::compile(&schema, options))));
         let made = made.map_err(|e| unusable(&e))?.map_err(|e| unusable(&e))?;
-        let watch = Watch::new(made.open, !options.json_unbounded);
+        let watch = Watch::new(made.open, made.defaults);
         let init = GrammarInit::Internal(made.grammar, made.lexer);
         Self::of(init, Some(watch), &vocabulary(tokenizer)?, eos).map_err(|e| unusable(&e))
     }

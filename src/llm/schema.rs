@@ -1,6 +1,7 @@
 //! JSON schemas as grammars of the JSON texts that satisfy them.
 
 mod array;
+mod defaults;
 mod emit;
 mod logic;
 mod number;
@@ -11,6 +12,7 @@ mod tests;
 mod text;
 pub(super) mod watch;
 
+use defaults::Defaults;
 use llguidance::derivre::RegexAst;
 use llguidance::earley::Grammar;
 use llguidance::earley::lexerspec::LexerSpec;
@@ -48,7 +50,8 @@ pub struct SchemaOptions {
     pub json_unbounded: bool,
 }
 
-/// A bound for values that the schema does not bound, so that an answer ends.
+/// A bound for values that the schema does not bound, so that an answer ends. A schema that demands
+/// larger values has larger bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultBound {
     /// A number has at most 40 digits.
@@ -60,6 +63,15 @@ pub enum DefaultBound {
 }
 
 impl DefaultBound {
+    /// What it counts, in reports: `digits`, `characters` or `items`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Digits => "digits",
+            Self::Characters => "characters",
+            Self::Items => "items",
+        }
+    }
+
     /// The largest number of digits, characters or items.
     pub fn most(self) -> u32 {
         match self {
@@ -75,11 +87,11 @@ impl fmt::Display for DefaultBound {
         let (value, keyword) = match self {
             Self::Digits => ("a number ended at the default bound of 40 digits", "`maximum`"),
             Self::Characters => (
-                "a string ended at the default bound of 4096 characters",
+                "a string or name ended at the default bound of 4096 characters",
                 "`maxLength`",
             ),
             Self::Items => (
-                "an array or object ended at the default bound of 256 items",
+                "an array or object ended at the default bound of 256 items or undeclared members",
                 "`maxItems` or `maxProperties`",
             ),
         };
@@ -94,6 +106,7 @@ pub(super) struct Compiled {
     /// Objects may have members that are not declared. The grammar does not forbid that two of them
     /// have the same name.
     pub open: bool,
+    pub defaults: Defaults,
 }
 
 /// The grammar of JSON that satisfies `schema`. The error names the keyword that is wrong or cannot

@@ -1,6 +1,7 @@
 //! Writes the grammar of a schema, with one symbol per list of claims.
 
 use super::array::{ArrayShape, Arrays};
+use super::defaults::{Defaults, List};
 use super::logic::{Claim, Goal, Key, Kind, Outcome, Schemas};
 use super::object::{ObjectShape, Objects};
 use super::scalar::{Rx, Scalar};
@@ -53,6 +54,7 @@ pub struct Emitter<'s> {
     words: HashMap<&'static str, SymIdx>,
     /// Values that the schema does not bound are bounded.
     bounded: bool,
+    defaults: Defaults,
     /// See [`Compiled::open`].
     open: bool,
 }
@@ -81,6 +83,7 @@ pub fn grammar(schema: &Value, options: &SchemaOptions) -> Outcome<Compiled> {
         pending: VecDeque::new(),
         words: HashMap::new(),
         bounded: !options.json_unbounded,
+        defaults: Defaults::default(),
         open: false,
     };
     let start = emitter.symbol("start")?;
@@ -101,6 +104,7 @@ pub fn grammar(schema: &Value, options: &SchemaOptions) -> Outcome<Compiled> {
         grammar: emitter.grammar,
         lexer: emitter.lexer,
         open: emitter.open,
+        defaults: emitter.defaults.finished(),
     })
 }
 
@@ -124,10 +128,22 @@ impl<'s> Emitter<'s> {
         Ok(true)
     }
 
-    fn scalar(&self, kind: Scalar, set: Rx) -> Option<RegexAst> {
-        match self.bounded {
-            true => kind.bounded(set),
-            false => kind.regex(set),
+    /// The regular expression of a set of values, or of names of members.
+    fn scalar(&mut self, kind: Scalar, set: Rx, are_names: bool) -> Outcome<Option<RegexAst>> {
+        let limits = match kind {
+            Scalar::Number => &mut self.defaults.numbers,
+            Scalar::Text if are_names => &mut self.defaults.names,
+            Scalar::Text => &mut self.defaults.texts,
+            _ => return Ok(kind.regex(set)),
+        };
+        match (self.bounded, set) {
+            (true, Rx::All) if kind == Scalar::Text => {
+                let most = DefaultBound::Characters.most();
+                limits.use_default(most);
+                Ok(Some(kind.lengths(0, most)))
+            }
+            (true, set) => kind.regex(set).map(|ast| limits.bounded(kind, ast)).transpose(),
+            (false, set) => Ok(kind.regex(set)),
         }
     }
 
@@ -198,7 +214,7 @@ impl<'s> Emitter<'s> {
             let set = self.schemas.goal(&kind, goal)?;
             // A terminal that matches nothing may confuse the lexer.
             let set = if set.may_match() { set } else { Rx::None };
-            scalars.extend(self.scalar(kind, set));
+            scalars.extend(self.scalar(kind, set, false)?);
         }
         let mut possible = !scalars.is_empty();
         if possible {
@@ -228,16 +244,19 @@ impl<'s> Emitter<'s> {
 
     fn object(&mut self, shape: &ObjectShape<'s>) -> Outcome<Option<SymIdx>> {
         let members = shape.members()?;
-        let mut steps = Vec::new();
-        let mut taken = Vec::new();
+        let (mut steps, mut declared, mut taken) = (Vec::new(), Vec::new(), Vec::new());
         for (name, goal) in members {
             let required = shape.required.contains(&name);
             let quoted = text::equal(&name);
             taken.push(quoted.clone());
             match self.schemas.may_be_met(&goal)? {
                 true => {
+                    if self.bounded {
+                        self.defaults.names.bounded(Scalar::Text, quoted.clone())?;
+                    }
                     let symbol = self.member(quoted, goal)?;
                     steps.push(Step { symbol, required });
+                    declared.push(name);
                 }
                 false if required => return Ok(None),
                 false => {}
@@ -248,7 +267,7 @@ impl<'s> Emitter<'s> {
             if !self.schemas.may_be_met(&others.goal)? {
                 continue;
             }
-            let names = self.scalar(Scalar::Text, others.names.clone());
+            let names = self.scalar(Scalar::Text, others.names.clone(), true)?;
             let mut names = vec![names.unwrap_or(RegexAst::NoMatch)];
             if !taken.is_empty() {
                 names.push(RegexAst::Not(Box::new(RegexAst::Or(taken.clone()))));
@@ -262,7 +281,7 @@ impl<'s> Emitter<'s> {
         self.open |= rest.is_some();
         let brackets = ["{", "}"];
         let (least, most) = (shape.least, shape.most);
-        self.series(&Series {
+        let list = Series {
             brackets,
             steps,
             rest,
@@ -270,7 +289,24 @@ impl<'s> Emitter<'s> {
             most,
             extra: self.bound(DefaultBound::Items).map(|n| (n as usize).max(least)),
             gaps: true,
-        })
+        };
+        self.list(&list, declared)
+    }
+
+    /// The symbol of `list`, whose bounds are noted. Objects have `declared` members.
+    fn list(&mut self, list: &Series, declared: Vec<String>) -> Outcome<Option<SymIdx>> {
+        let made = self.series(list)?;
+        if let (Some(_), Some(extra)) = (made, list.extra) {
+            self.defaults.add_list(List {
+                is_object: list.gaps,
+                declared,
+                steps: list.steps.len(),
+                is_open: list.rest.is_some(),
+                own: Some(list.most).filter(|n| *n < usize::MAX),
+                extra,
+            });
+        }
+        Ok(made)
     }
 
     fn member(&mut self, name: RegexAst, goal: Goal<'s>) -> Outcome<SymIdx> {
@@ -323,7 +359,7 @@ impl<'s> Emitter<'s> {
         let brackets = ["[", "]"];
         let count = steps.len();
         let extra = |n| (n as usize).max(shape.least).saturating_sub(count);
-        self.series(&Series {
+        let list = Series {
             brackets,
             steps,
             rest,
@@ -331,7 +367,8 @@ impl<'s> Emitter<'s> {
             most,
             extra: self.bound(DefaultBound::Items).map(extra),
             gaps: false,
-        })
+        };
+        self.list(&list, Vec::new())
     }
 
     /// A bracketed list of the steps and the items after them, separated by commas. `None` if no

@@ -111,9 +111,14 @@ pub fn any() -> RegexAst {
     regex(format!("-?{}", unsigned()))
 }
 
-/// Texts with at most `most` digits and any other characters of numbers.
-pub fn digits_up_to(most: u32) -> RegexAst {
-    regex(format!("[-+.eE]*([0-9][-+.eE]*){{0,{most}}}"))
+/// Texts with `least` to `most` digits and any other characters of numbers.
+pub fn digits(least: u32, most: u32) -> RegexAst {
+    let most = if most < u32::MAX {
+        most.to_string()
+    } else {
+        String::new()
+    };
+    regex(format!("[-+.eE]*([0-9][-+.eE]*){{{least},{most}}}"))
 }
 
 fn unsigned() -> String {
@@ -121,7 +126,7 @@ fn unsigned() -> String {
 }
 
 /// The digits of `text` with their indices.
-fn digits(text: &str) -> impl Iterator<Item = (usize, u8)> {
+fn digits_of(text: &str) -> impl Iterator<Item = (usize, u8)> {
     text.bytes().enumerate().map(|(i, b)| (i, b.saturating_sub(b'0')))
 }
 
@@ -145,7 +150,7 @@ fn at_most(whole: &str, fraction: &str, inclusive: bool, least: u8, point: bool)
         let zero = if least == 0 { "0|" } else { "" };
         parts.push(format!("({zero}[1-9][0-9]{{0,{more}}}){rest}"));
     }
-    for (i, digit) in digits(whole) {
+    for (i, digit) in digits_of(whole) {
         let first = if i == 0 && count > 1 {
             1
         } else if i == 0 {
@@ -166,7 +171,7 @@ fn at_most(whole: &str, fraction: &str, inclusive: bool, least: u8, point: bool)
         return parts;
     }
     parts.push(whole.to_owned());
-    for (i, digit) in digits(fraction) {
+    for (i, digit) in digits_of(fraction) {
         let same = before(fraction, i);
         if i > 0 {
             parts.push(format!(r"{whole}\.{same}"));
@@ -189,7 +194,7 @@ fn at_least(whole: &str, fraction: &str, inclusive: bool, single: bool, point: b
     if !single {
         parts.push(format!("[1-9][0-9]{{{count},}}{rest}"));
     }
-    for (i, digit) in digits(whole) {
+    for (i, digit) in digits_of(whole) {
         parts.extend(between(digit + 1, 9).map(|class| {
             let free = count - i - 1;
             format!("{}{class}[0-9]{{{free}}}{rest}", before(whole, i))
@@ -203,7 +208,7 @@ fn at_least(whole: &str, fraction: &str, inclusive: bool, single: bool, point: b
         });
         return parts;
     }
-    for (i, digit) in digits(fraction) {
+    for (i, digit) in digits_of(fraction) {
         let same = before(fraction, i);
         let larger = between(digit + 1, 9);
         parts.extend(larger.map(|class| format!(r"{whole}\.{same}{class}[0-9]*")));

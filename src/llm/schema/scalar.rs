@@ -2,7 +2,7 @@
 
 use super::logic::{Claim, Kind, Outcome, Schemas};
 use super::number::{self, Bound, Decimal};
-use super::{DefaultBound, text};
+use super::text;
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::{Map, Value};
 
@@ -93,32 +93,11 @@ impl Scalar {
         }
     }
 
-    /// Like [`Scalar::regex`], but the texts are at most as long as [`DefaultBound`] says where
-    /// `set` sets no bound.
-    pub fn bounded(self, set: Rx) -> Option<RegexAst> {
-        match (self, set) {
-            (Self::Text, Rx::All) => Some(text::up_to(DefaultBound::Characters.most())),
-            (_, set) => self.regex(set).map(|ast| self.bounded_ast(ast)),
-        }
-    }
-
-    fn bounded_ast(self, ast: RegexAst) -> RegexAst {
-        match ast {
-            RegexAst::Or(parts) => RegexAst::Or(parts.into_iter().map(|ast| self.bounded_ast(ast)).collect()),
-            ast if is_finite(&ast) => ast,
-            ast => {
-                let short = match self {
-                    Self::Number => number::digits_up_to(DefaultBound::Digits.most()),
-                    _ => text::up_to(DefaultBound::Characters.most()),
-                };
-                let both = Rx::Some(RegexAst::And(vec![ast.clone(), short]));
-                match both {
-                    // The schema demands longer ones.
-                    both if !both.may_match() => ast,
-                    Rx::Some(both) => both,
-                    _ => ast,
-                }
-            }
+    /// Numbers of so many digits, or strings of so many characters, and other texts.
+    pub fn lengths(self, least: u32, most: u32) -> RegexAst {
+        match self {
+            Self::Number => number::digits(least, most),
+            _ => text::lengths(least, most),
         }
     }
 
@@ -187,10 +166,8 @@ impl Scalar {
                 if (least, most) == (0, None) {
                     return Ok(Some(Rx::All));
                 }
-                let found = text::lengths(least, most);
-                return found
-                    .map(|ast| Some(Rx::Some(ast)))
-                    .map_err(|e| claim.fault(key, e));
+                text::demand(least as usize, "characters").map_err(|e| claim.fault(key, e))?;
+                return Ok(Some(Rx::Some(text::lengths(least, most.unwrap_or(u32::MAX)))));
             }
             "pattern" => {
                 let pattern = value.as_str();
@@ -212,21 +189,6 @@ impl Scalar {
         } else {
             other_texts(found)
         })))
-    }
-}
-
-/// True if the texts of `ast` certainly have a longest one.
-fn is_finite(ast: &RegexAst) -> bool {
-    match ast {
-        RegexAst::And(parts) => parts.iter().any(is_finite),
-        RegexAst::Or(parts) | RegexAst::Concat(parts) => parts.iter().all(is_finite),
-        RegexAst::Repeat(part, _, most) => *most < u32::MAX && is_finite(part),
-        RegexAst::Regex(text) => {
-            let parsed = regex_syntax::Parser::new().parse(text);
-            parsed.is_ok_and(|hir| hir.properties().maximum_len().is_some())
-        }
-        RegexAst::EmptyString | RegexAst::NoMatch | RegexAst::Literal(_) => true,
-        _ => false,
     }
 }
 

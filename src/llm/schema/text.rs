@@ -6,7 +6,7 @@ use llguidance::regex_to_lark;
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
 /// A character: itself, an escape, or a pair of escapes for a UTF-16 surrogate pair.
-const CHARACTER: &str = concat!(
+pub const CHARACTER: &str = concat!(
     r#"([^"\\\x00-\x1F]|\\["\\/bfnrt]|\\u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"#,
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))",
 );
@@ -45,7 +45,8 @@ pub fn any() -> RegexAst {
 /// character by character, without a limit of its own.
 const LONGEST: usize = 4096;
 
-fn demand(least: usize, unit: &str) -> Result<(), String> {
+/// An error if texts of `least` units are demanded, which are longer than [`LONGEST`].
+pub fn demand(least: usize, unit: &str) -> Result<(), String> {
     if least <= LONGEST {
         return Ok(());
     }
@@ -55,15 +56,8 @@ fn demand(least: usize, unit: &str) -> Result<(), String> {
 }
 
 /// Strings of `least` to `most` characters.
-pub fn lengths(least: u32, most: Option<u32>) -> Result<RegexAst, String> {
-    demand(least as usize, "characters")?;
-    let most = most.unwrap_or(u32::MAX);
-    Ok(quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most)))
-}
-
-/// Strings of at most `most` characters.
-pub fn up_to(most: u32) -> RegexAst {
-    quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), 0, most))
+pub fn lengths(least: u32, most: u32) -> RegexAst {
+    quoted(RegexAst::Repeat(Box::new(regex(CHARACTER)), least, most))
 }
 
 /// The strings of `ast` without escapes for printable ASCII characters, which some models choose

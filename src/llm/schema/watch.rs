@@ -2,9 +2,11 @@
 //! that two members of an object have one name; this can.
 
 use super::DefaultBound;
+use super::defaults::Defaults;
 use llguidance::TokenParser;
 use llguidance::toktrie::Recognizer;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Maximum number of bytes tried to find out whether a name can still differ from all others.
 const STEPS: usize = 20_000;
@@ -128,8 +130,8 @@ struct Place {
 /// What a byte completes.
 enum Event {
     None,
-    /// The name of a member of this object.
-    Name(u32, Vec<u8>),
+    /// The name of a member of this object, and its number of characters.
+    Name(u32, Vec<u8>, u32),
     String {
         characters: u32,
     },
@@ -149,7 +151,7 @@ impl Place {
             }
             let text = self.text.take().unwrap_or_default();
             return match self.open.last().filter(|_| std::mem::take(&mut self.name)) {
-                Some(object) => Event::Name(object.id, text.bytes),
+                Some(object) => Event::Name(object.id, text.bytes, text.characters),
                 None => Event::String {
                     characters: text.characters,
                 },
@@ -203,8 +205,8 @@ pub struct Watch {
     distinct: bool,
     /// The bounds at which values ended, without duplicates.
     reached: Vec<DefaultBound>,
-    /// Reports bounds.
-    bounded: bool,
+    /// Those that the grammar uses.
+    defaults: Arc<Defaults>,
 }
 
 /// What matters of each token: [`QUOTES`], [`COMMA`], [`BACKSLASH`].
@@ -219,13 +221,13 @@ pub fn features(words: &[Vec<u8>]) -> Vec<u8> {
 }
 
 impl Watch {
-    pub fn new(distinct: bool, bounded: bool) -> Self {
+    pub fn new(distinct: bool, defaults: Defaults) -> Self {
         Self {
             place: Place::default(),
             names: Names::new(),
             distinct,
             reached: Vec::new(),
-            bounded,
+            defaults: Arc::new(defaults),
         }
     }
 
@@ -233,17 +235,15 @@ impl Watch {
     pub fn reached(&self) -> Vec<DefaultBound> {
         let mut all = self.reached.clone();
         // A number at the end of the text.
-        if self.bounded
-            && self.place.digits == DefaultBound::Digits.most()
-            && !all.contains(&DefaultBound::Digits)
-        {
+        let is_full = self.defaults.numbers.are_reached(self.place.digits);
+        if is_full && !all.contains(&DefaultBound::Digits) {
             all.push(DefaultBound::Digits);
         }
         all
     }
 
     fn reach(&mut self, bound: DefaultBound, is_reached: bool) {
-        if self.bounded && is_reached && !self.reached.contains(&bound) {
+        if is_reached && !self.reached.contains(&bound) {
             self.reached.push(bound);
         }
     }
@@ -253,24 +253,24 @@ impl Watch {
         for byte in token {
             match self.place.advance(*byte) {
                 Event::None => {}
-                Event::Name(object, name) => self.names.entry(object).or_default().push(name),
+                Event::Name(object, name, characters) => {
+                    self.names.entry(object).or_default().push(name);
+                    let is_full = self.defaults.names.are_reached(characters);
+                    self.reach(DefaultBound::Characters, is_full);
+                }
                 Event::String { characters } => {
-                    self.reach(
-                        DefaultBound::Characters,
-                        characters == DefaultBound::Characters.most(),
-                    );
+                    let is_full = self.defaults.texts.are_reached(characters);
+                    self.reach(DefaultBound::Characters, is_full);
                 }
                 Event::Value { digits, closed } => {
-                    self.reach(DefaultBound::Digits, digits == DefaultBound::Digits.most());
+                    let is_full = self.defaults.numbers.are_reached(digits);
+                    self.reach(DefaultBound::Digits, is_full);
                     let Some(open) = closed else { continue };
-                    // Declared members do not count, but are not known here.
-                    let count = open.commas + 1;
-                    let most = DefaultBound::Items.most();
-                    self.reach(
-                        DefaultBound::Items,
-                        if open.object { count >= most } else { count == most },
-                    );
-                    self.names.remove(&open.id);
+                    let (names, count) = (self.names.remove(&open.id), open.commas as usize + 1);
+                    let is_full = self
+                        .defaults
+                        .is_full(open.object, count, &names.unwrap_or_default());
+                    self.reach(DefaultBound::Items, is_full);
                 }
             }
         }
@@ -332,7 +332,7 @@ impl Watch {
         let mut place = self.place.clone();
         let mut new: Vec<(u32, Vec<u8>)> = Vec::new();
         for byte in token {
-            if let Event::Name(object, name) = place.advance(*byte) {
+            if let Event::Name(object, name, _) = place.advance(*byte) {
                 let old = self.names.get(&object).is_some_and(|names| names.contains(&name));
                 if old || new.iter().any(|(o, n)| (*o, n) == (object, &name)) {
                     return false;

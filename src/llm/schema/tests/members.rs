@@ -215,8 +215,8 @@ fn bounds_of_the_schema_are_kept() {
     );
     check(
         &json!({"type": "integer", "minimum": 1e50}),
-        &[&nines(51)],
-        &["1"],
+        &[&nines(51), &nines(80)],
+        &["1", &nines(81)],
     );
     check(&json!({"const": 1e30}), &["1e30", "1e+30"], &["1"]);
 }
@@ -244,6 +244,95 @@ fn bounds_that_are_reached_are_reported() {
         assert!(ends(&mut bounded, &long));
         assert_eq!(bounded.reached(), Vec::from_iter(bound), "{long}");
     }
-    let mut own = grammar(&json!({"type": "array", "maxItems": 300}));
-    assert!(ends(&mut own, &list(300)) && own.reached().is_empty());
+}
+
+#[test]
+fn bounds_of_the_schema_are_not_reported_as_defaults() {
+    let reached = |schema: &Value, text: &str| {
+        let mut grammar = grammar(schema);
+        assert!(ends(&mut grammar, text), "{schema}");
+        grammar.reached()
+    };
+    let named = |count: usize| -> serde_json::Map<String, Value> {
+        (0..count).map(|i| (i.to_string(), json!({"const": 1}))).collect()
+    };
+    for (schema, text) in [
+        (json!({"type": "array", "maxItems": 300}), list(300)),
+        (json!({"type": "array", "maxItems": 256}), list(256)),
+        (json!({"type": "array", "maxItems": 300}), list(256)),
+        (json!({"type": "string", "maxLength": 5000}), text(4096)),
+        (json!({"type": "string", "maxLength": 4096}), text(4096)),
+        (json!({"enum": ["x", "é".repeat(4096)]}), text(4096)),
+        (
+            json!({"properties": {"a": {"maxLength": 4096}, "b": {"type": "string"}}}),
+            format!("{{\"a\": {}}}", text(4096)),
+        ),
+        (
+            json!({"type": "integer", "minimum": 5, "exclusiveMaximum": 1e40}),
+            nines(40),
+        ),
+        (json!({"type": "object", "maxProperties": 256}), object(256)),
+        // All members are declared.
+        (json!({"type": "object", "properties": named(256)}), object(256)),
+        (
+            json!({"type": "object", "properties": named(300), "additionalProperties": {"const": 1}}),
+            object(300),
+        ),
+        (
+            json!({"type": "object", "properties": named(300), "additionalProperties": false}),
+            object(256),
+        ),
+        (
+            json!({"type": "array", "prefixItems": vec![json!({"const": 1}); 256], "items": false}),
+            list(256),
+        ),
+    ] {
+        assert_eq!(reached(&schema, &text), [], "{schema}");
+    }
+    for (schema, text, bound) in [
+        (
+            json!({"type": "object"}),
+            format!("{{{}: 1}}", text(4096)),
+            DefaultBound::Characters,
+        ),
+        // A value of this length is none of the names.
+        (
+            json!({"additionalProperties": {"type": "string", "maxLength": 5000}}),
+            format!("{{{}: \"\"}}", text(4096)),
+            DefaultBound::Characters,
+        ),
+        (
+            json!({"type": "array", "minItems": 300}),
+            list(300),
+            DefaultBound::Items,
+        ),
+        (
+            json!({"type": "array", "prefixItems": [{}, {}]}),
+            list(256),
+            DefaultBound::Items,
+        ),
+        (
+            json!({"properties": named(2), "additionalProperties": {"const": 1}}),
+            object(258),
+            DefaultBound::Items,
+        ),
+        (
+            json!({"type": "integer", "minimum": 1e50}),
+            nines(80),
+            DefaultBound::Digits,
+        ),
+        (
+            json!({"type": "integer", "minimum": 5, "maximum": 1e41}),
+            nines(40),
+            DefaultBound::Digits,
+        ),
+        // Short values of the schema do not matter.
+        (
+            json!({"anyOf": [{"enum": ["x", 3]}, {"type": "string"}, {"type": "number"}]}),
+            text(4096),
+            DefaultBound::Characters,
+        ),
+    ] {
+        assert_eq!(reached(&schema, &text), [bound], "{schema}");
+    }
 }
