@@ -39,13 +39,23 @@ impl Model {
     /// neither this process nor another may change or truncate them in place: the weights would
     /// change under it, which is undefined behaviour, or the process would end with SIGBUS.
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        let mut log = |ready, all| log::debug!("kernels: {ready} of {all}");
+        Self::load_with(path, options, &mut log)
+    }
+
+    /// Like [`Model::load`]. `on_progress` receives how many kernels are ready, of how many.
+    pub fn load_with(
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self> {
         let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         folder.limits = options.limits.clone();
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
             Loading::Memory(memory) => log::info!("memory {memory}"),
             Loading::New { kernels, .. } => log::info!("{kernels} kernels are new on this device"),
-            Loading::Kernels { ready, all } => log::debug!("kernels: {ready} of {all}"),
+            Loading::Kernels { ready, all } => on_progress(ready, all),
         })?;
         for note in model.notes() {
             log::warn!("{note}");

@@ -6,8 +6,8 @@ use crate::llm::codec::{Codec, Prompt};
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{BatchOptions, LoadOptions, LoadedRows, PlaceName};
 use crate::llm::{
-    Cancel, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Progress, Sampler, Session,
-    Speculation,
+    Cancel, DefaultBound, Draft, Finish, GenerateOptions, LanguageModel, Metrics, Model, Piece, Progress,
+    Sampler, Session, Speculation,
 };
 use crate::note::Note;
 use std::cmp::Reverse;
@@ -93,6 +93,7 @@ enum Event {
 struct End {
     finish: Option<Finish>,
     stop: Option<String>,
+    reached: Vec<DefaultBound>,
     metrics: Metrics,
 }
 
@@ -548,6 +549,7 @@ fn generate(session: &mut Session, prompt: &[u32], request: Request, events: &Ev
     Ok(End {
         finish: answer.finish(),
         stop: answer.stop().map(str::to_owned),
+        reached: answer.reached(),
         metrics: answer.metrics(),
     })
 }
@@ -593,6 +595,12 @@ impl Ticket {
     /// The stop string that ended the text.
     pub fn stop(&self) -> Option<&str> {
         self.end.stop.as_deref()
+    }
+
+    /// The default bounds at which values of the text ended, if a schema constrains it. Known after
+    /// the last piece.
+    pub fn reached(&self) -> &[DefaultBound] {
+        &self.end.reached
     }
 
     /// Counts and times so far.

@@ -6,9 +6,10 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::batch::batcher::{Batcher, Request, Sessions};
 use crate::llm::batch::steps::StepRunner;
 use crate::llm::codec::Codec;
+use crate::llm::constraint::Constraint;
 use crate::llm::load::PlaceName;
 use crate::llm::testing::byte_codec;
-use crate::llm::{Cancel, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
+use crate::llm::{Cancel, DefaultBound, Draft, Finish, GenerateOptions, NgramDraft, Session, StopStrings};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -82,6 +83,42 @@ fn requests_get_what_they_get_alone() {
     again();
     let metrics = again();
     assert_eq!((metrics.prompt_tokens, metrics.reused_tokens), (27, 128));
+}
+
+/// Allows every token, and always reports a bound.
+struct Full;
+
+impl Constraint for Full {
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn mask(&mut self, _: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn reached(&self) -> Vec<DefaultBound> {
+        vec![DefaultBound::Items]
+    }
+}
+
+#[test]
+fn a_ticket_has_the_bounds_that_its_text_reached() {
+    let (_dir, batcher) = batcher(1, None);
+    let mut limited = request(3);
+    limited.sampler = std::mem::take(&mut limited.sampler).constrained(Box::new(Full));
+    let mut ticket = batcher.submit(prompt(1).as_slice(), limited).unwrap();
+    assert_eq!(ticket.reached(), []);
+    ticket.text().unwrap();
+    assert_eq!(ticket.reached(), [DefaultBound::Items]);
 }
 
 #[test]
