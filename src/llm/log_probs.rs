@@ -68,13 +68,9 @@ impl LogProbs {
 
     /// With the texts of its tokens, of which `chosen` is the chosen one.
     pub(super) fn with_texts(mut self, tokenizer: &Tokenizer, chosen: u32) -> Self {
-        let text = |id| {
-            let token = tokenizer.token(id).unwrap_or_default();
-            String::from_utf8_lossy(&token.bytes).into_owned()
-        };
-        self.text = text(chosen);
+        self.text = tokenizer.text_of(chosen);
         for token in &mut self.top {
-            token.text = text(token.id);
+            token.text = tokenizer.text_of(token.id);
         }
         self
     }
@@ -84,6 +80,18 @@ impl LogProbs {
 mod tests {
     use super::*;
     use crate::llm::Candidates;
+    use crate::llm::testing::write_byte_fallback_tokenizer;
+
+    #[test]
+    fn texts_keep_leading_blanks_and_name_special_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        write_byte_fallback_tokenizer(dir.path());
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let texts = [1, 3, 4, 5 + 0x41, 5 + 0xc3, 9999].map(|id| tokenizer.text_of(id));
+        assert_eq!(texts, ["</s>", "a", " a", "A", "\u{fffd}", ""]);
+        let found = LogProbs::of(&[0.0, 0.0, 0.0, 1.0, 2.0], 4, 2).with_texts(&tokenizer, 4);
+        assert_eq!((found.text.as_str(), found.top[1].text.as_str()), (" a", "a"));
+    }
 
     #[test]
     fn probabilities_sum_to_one() {

@@ -159,6 +159,13 @@ impl Tokenizer {
         })
     }
 
+    /// The text that the token `id` adds, or its name if it is special. Incomplete UTF-8 becomes
+    /// U+FFFD. Empty if there is no such token.
+    pub fn text_of(&self, id: u32) -> String {
+        let token = self.token(id).unwrap_or_default();
+        String::from_utf8_lossy(&token.bytes).into_owned()
+    }
+
     /// The bytes that a vocabulary token adds to a text.
     fn bytes_of(&self, id: u32, written: &str) -> Vec<u8> {
         if self.byte_level {

@@ -63,10 +63,6 @@ static void constrained(const tlite_model *model) {
     memset(&a, 0, sizeof a);
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
     CHECK(strcmp(a.text, "17") == 0);
-    options.json_unbounded = 1;
-    memset(&a, 0, sizeof a);
-    CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
-    CHECK(strcmp(a.text, "17") == 0);
     options.json_schema = "{\"type\": \"strnig\"}";
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(names_option("json_schema") && says("strnig") && tlite_last_error_code() == TLITE_ERROR_USAGE);
@@ -91,6 +87,18 @@ static void constrained(const tlite_model *model) {
     CHECK(tlite_generate(session, "hello", &options, append, &l) == TLITE_FINISH_MAX_TOKENS);
     a = generate(session, 6, 0, TLITE_FINISH_MAX_TOKENS);
     CHECK(l.tokens == 6 && strcmp(l.text, a.text) == 0);
+    /* A special token has a name. */
+    memset(&l, 0, sizeof l);
+    options.max_tokens = 1;
+    options.logit_bias = &bias;
+    options.logit_bias_count = 1;
+    bias.token = 1;
+    bias.bias = 1000;
+    CHECK(tlite_generate(session, "hello", &options, append, &l) == TLITE_FINISH_MAX_TOKENS);
+    CHECK(l.tokens == 1 && strcmp(l.text, "<s>") == 0);
+    options.logit_bias = NULL;
+    options.logit_bias_count = 0;
+    options.max_tokens = 6;
     /* What a callback returns is named. */
     memset(&l, 0, sizeof l);
     l.stop_after = 2;
@@ -123,6 +131,33 @@ static void constrained(const tlite_model *model) {
     CHECK(tlite_generate(session, "hello", &options, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(names_option("typical_p"));
     tlite_session_free(session);
+}
+
+/* A model that always wants the digit 9 ends at the default bound of 40 digits, or never. */
+static void unbounded(const char *folder, tlite_load_options load) {
+    tlite_generate_options options = defaults();
+    tlite_model *model;
+    tlite_session *session;
+    answer a;
+    /* Behind three control tokens, there is one for each byte. */
+    tlite_logit_bias bias = {3 + '9', 1000};
+    load.context = 64;
+    model = tlite_model_load(folder, &load);
+    session = tlite_session_new(model);
+    CHECK(session != NULL);
+    options.json_schema = "{\"type\": \"integer\"}";
+    options.logit_bias = &bias;
+    options.logit_bias_count = 1;
+    options.max_tokens = 50;
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
+    CHECK(a.length == 40 && strspn(a.text, "9") == 40);
+    options.json_unbounded = 1;
+    memset(&a, 0, sizeof a);
+    CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
+    CHECK(a.length == 50 && strspn(a.text, "9") == 50);
+    tlite_session_free(session);
+    tlite_model_free(model);
 }
 
 /* A callback of a request tries what only others may do. */
@@ -294,6 +329,7 @@ static void described(const char *folder, tlite_load_options options) {
     CHECK(names_option("name") && says(logits.name));
     /* Others are missing, and the error names them. */
     CHECK(tlite_runner_run(runner, &input, 1) == -1 && tlite_last_error_code() == TLITE_ERROR_MISSING_INPUT);
+    CHECK(tlite_runner_output_count(runner) == 0);
     CHECK(tlite_runner_run(runner, NULL, 1) == -1 && names_option("inputs"));
     input.bytes = 15;
     CHECK(tlite_runner_run(runner, &input, 1) == -1 && names_option("input_ids"));
@@ -330,6 +366,7 @@ int main(int argc, char **argv) {
     CHECK(model != NULL);
     constrained(model);
     batched(argv[1], &options, model);
+    unbounded(argv[1], options);
     tlite_model_free(model);
     loading(argv[1], options);
     described(argv[1], options);

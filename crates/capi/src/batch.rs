@@ -169,7 +169,7 @@ fn answer(ticket: &mut Ticket, receiver: &Receiver, codec: &Codec) -> Result<Tli
     if !wanted {
         ticket.cancel();
     }
-    Ok(finish(wanted, ticket.finish()))
+    Ok(finish(wanted, ticket.reached(), ticket.finish()))
 }
 
 impl TliteRequest {

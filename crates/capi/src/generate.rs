@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use transformer_lite::options::{Dry, Penalties};
 use transformer_lite::{
-    Cancel, Codec, Error, ErrorKind, Finish, GenerateOptions, Grammar, Message, Metrics, Piece, Prompt,
-    Result, Sampler, SamplerConfig, SchemaOptions, StopStrings,
+    Cancel, Codec, DefaultBound, Error, ErrorKind, Finish, GenerateOptions, Grammar, LogProbs, Message,
+    Metrics, Piece, Prompt, Result, Sampler, SamplerConfig, SchemaOptions, StopStrings, TopToken,
 };
 
 /// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
@@ -174,8 +174,8 @@ pub struct TliteLogProb {
     pub token: u32,
     /// The log-probability; NaN unless the option `log_probs` is set.
     pub log_prob: f32,
-    /// Its text in UTF-8; empty for special tokens. Bytes that are not whole characters become
-    /// U+FFFD.
+    /// The text in UTF-8 that it adds, or its name if it is special. Bytes that are not whole
+    /// characters become U+FFFD.
     pub text: *const c_char,
     /// Length of `text` in bytes, without the 0 byte that follows it.
     pub length: usize,
@@ -476,15 +476,20 @@ impl Receiver {
     /// Passes a piece to the callbacks; an error if one of them wants no more.
     fn put(&self, piece: &Piece, codec: &Codec) -> Result<()> {
         if let (Some(callback), Some(token)) = (self.token, piece.token) {
-            let log_probs = piece.log_probs.as_ref();
-            let chosen = (token.id, log_probs.map_or(f32::NAN, |l| l.chosen));
-            let top = log_probs.into_iter().flat_map(|l| &l.top);
-            let all = std::iter::once(chosen).chain(top.map(|t| (t.id, t.log_prob)));
-            let texts = all.map(|(id, log_prob)| {
-                let text = codec.tokenizer().decode(&[id])?;
-                Ok((id, log_prob, text.len(), with_end(&text)))
-            });
-            let texts: Vec<_> = texts.collect::<Result<_>>()?;
+            let unknown = || LogProbs {
+                chosen: f32::NAN,
+                text: codec.tokenizer().text_of(token.id),
+                top: Vec::new(),
+            };
+            let found = piece.log_probs.clone().unwrap_or_else(unknown);
+            let chosen = TopToken {
+                id: token.id,
+                log_prob: found.chosen,
+                text: found.text,
+            };
+            let all = std::iter::once(chosen).chain(found.top);
+            let texts = all.map(|t| (t.id, t.log_prob, t.text.len(), with_end(&t.text)));
+            let texts: Vec<_> = texts.collect();
             let of_c = texts.iter().map(|(token, log_prob, length, text)| TliteLogProb {
                 token: *token,
                 log_prob: *log_prob,
@@ -561,25 +566,23 @@ unsafe fn generate(
         let codec = session.codec().clone();
         session.set_sampler(settings.sampler(&codec)?);
         let options = &mut settings.answer;
-        match prompt {
+        let (wanted, metrics, reached, end) = match prompt {
             Prompt::Chat(messages) => {
                 conversation.set_slides(settings.slides);
                 let mut answer = conversation.answer(messages.to_vec(), options)?;
                 let wanted = receiver.receive(&mut answer, &codec);
-                handle.set_metrics(answer.metrics());
-                answer.reached().iter().for_each(|bound| log::warn!("{bound}"));
-                Ok(finish(wanted?, answer.finish()))
+                (wanted, answer.metrics(), answer.reached(), answer.finish())
             }
             prompt => {
                 let tokens = codec.encode(prompt, &options.template_values, &options.cancel)?;
                 options.slide = settings.slides.then_some(tokens.len());
                 let mut answer = session.generate(tokens.as_slice(), options)?;
                 let wanted = receiver.receive(&mut answer, &codec);
-                handle.set_metrics(answer.metrics());
-                answer.reached().iter().for_each(|bound| log::warn!("{bound}"));
-                Ok(finish(wanted?, answer.finish()))
+                (wanted, answer.metrics(), answer.reached(), answer.finish())
             }
-        }
+        };
+        handle.set_metrics(metrics);
+        Ok(finish(wanted?, &reached, end))
     });
     match finished {
         // Before the first token.
@@ -597,7 +600,9 @@ impl Drop for Over<'_> {
     }
 }
 
-pub(crate) fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
+/// Why an answer ended. The default bounds that it reached are logged.
+pub(crate) fn finish(wanted: bool, reached: &[DefaultBound], finish: Option<Finish>) -> TliteFinish {
+    reached.iter().for_each(|bound| log::warn!("{bound}"));
     match finish {
         _ if !wanted => TliteFinish::Callback,
         Some(Finish::Stop) => TliteFinish::StopString,

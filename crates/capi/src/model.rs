@@ -6,13 +6,11 @@ use crate::options::{Options, options_of, write_defaults};
 use crate::progress::{Progress, TliteProgressCallback};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
-use std::path::Path;
 use std::sync::Arc;
 use transformer_lite::options::{ImageUse, ReplayMode};
-use transformer_lite::results::Loading;
 use transformer_lite::{
-    Activations, BackendChoice, Codec, DEFAULT_CACHE_LIMIT, Error, KernelCache, KvType, Limits, LoadOptions,
-    Model, ModelFolder, OpenOptions, Placement, Result,
+    Activations, BackendChoice, DEFAULT_CACHE_LIMIT, Error, KernelCache, KvType, Limits, LoadOptions, Model,
+    OpenOptions, Placement, Result,
 };
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
@@ -227,24 +225,10 @@ pub unsafe extern "C" fn tlite_model_load(
     guarded(std::ptr::null_mut(), || {
         // SAFETY: as the caller promises.
         let (path, (options, progress)) = unsafe { (text("path", path)?, load_options(options)?) };
-        let model = progress.during(|| load(Path::new(path), &options, &progress))?;
+        let mut report = |ready, all| progress.report(c"kernels", ready as u64, all as u64);
+        let model = progress.during(|| Model::load_with(path, &options, &mut report))?;
         Ok(Box::into_raw(Box::new(TliteModel(model))))
     })
-}
-
-fn load(path: &Path, options: &LoadOptions, progress: &Progress) -> Result<Model> {
-    let mut folder = ModelFolder::holding("path", path, &["tokenizer.json"])?;
-    folder.limits = options.limits.clone();
-    let codec = Arc::new(Codec::load(folder.clone())?);
-    let model = Model::with_codec(&folder, codec, options, &mut |step| match step {
-        Loading::Memory(memory) => log::info!("memory {memory}"),
-        Loading::New { kernels, .. } => log::info!("{kernels} kernels are new on this device"),
-        Loading::Kernels { ready, all } => progress.report(c"kernels", ready as u64, all as u64),
-    })?;
-    for note in model.notes() {
-        log::warn!("{note}");
-    }
-    Ok(model)
 }
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.

@@ -395,6 +395,7 @@ pub unsafe extern "C" fn tlite_runner_run(
         // SAFETY: as the caller promises.
         let runner = unsafe { object("runner", runner) }?;
         let mut state = runner.lock()?;
+        state.outputs.clear();
         state.tensors.clear();
         // SAFETY: as the caller promises.
         let given = unsafe {
