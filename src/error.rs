@@ -89,7 +89,7 @@ pub enum ErrorKind {
     ShapeMismatch,
     /// An input, the size of an open dimension or the elements of a weight are not given.
     MissingInput,
-    /// A language model computed logits that are NaN or infinite.
+    /// A model computed values that are NaN or infinite, where finite ones are needed.
     NotFinite,
     /// Another call or process is using the session, file or folder, or a queue is full.
     Busy,

@@ -12,6 +12,7 @@
 //!
 //! The masks of segmenting YOLO models are ignored. Scores must be probabilities.
 
+use super::labels::MAX_CLASSES;
 use super::picture::Prepared;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::runner::Named;
@@ -26,6 +27,11 @@ pub const MAX_OBJECTS: usize = 300;
 const MAX_CANDIDATES: usize = 30_000;
 /// Boxes of a model that has suppressed duplicates.
 const MAX_FINAL: usize = 1000;
+
+/// Boxes as parts of the input may reach beyond it by this much.
+const MAX_PART: f32 = 2.0;
+/// The largest coordinate of boxes in pixels is at least this.
+const MIN_PIXELS: f32 = 8.0;
 
 /// An object in a picture.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -306,12 +312,11 @@ fn paired(
     // With softmax over the classes, the first one is the background.
     let sums_to_one = |row: &[f32]| (row.iter().sum::<f32>() - 1.0).abs() < 1e-2;
     let first = usize::from(classes > 1 && n > 0 && s.data.chunks_exact(classes).all(sums_to_one));
-    let scale = b.scale(size);
-    let edges = |i: usize| [0, 1, 2, 3].map(|k| b.at(4 * i + k) * scale[k]);
+    let edges = |i: usize| [0, 1, 2, 3].map(|k| b.at(4 * i + k));
     let score = |i: usize, c: usize| s.score(i * classes + first + c);
     let mut found = best(n, classes - first, least, score, edges)?;
     found.iter_mut().for_each(|c| c.class += first);
-    Ok(found)
+    b.scaled(found, size)
 }
 
 /// The boxes with a class and a score each; `order` is that of left, top, right and bottom.
@@ -323,20 +328,18 @@ fn listed(
     size: (u32, u32),
     least: f32,
 ) -> Result<Vec<Candidate>> {
-    let scale = b.scale(size);
     let mut found = Vec::new();
     for i in 0..s.data.len().min(b.data.len() / 4) {
         let score = s.score(i)?;
         if score >= least {
-            let corner = |k: usize| b.at(4 * i + order[k]) * scale[k];
             found.push(Candidate {
                 class: c.class(i)?,
                 score,
-                edges: [0, 1, 2, 3].map(corner),
+                edges: order.map(|k| b.at(4 * i + k)),
             });
         }
     }
-    Ok(found)
+    b.scaled(found, size)
 }
 
 /// Elements of an output.
@@ -370,7 +373,7 @@ impl<'a> Values<'a> {
 
     fn refused(&self, what: String) -> Error {
         let what = format!("output \"{}\" is not that of a detector: {what}", self.name);
-        Error::other(Stage::Run, what).of_kind(ErrorKind::Unsupported)
+        Error::other(Stage::Run, what)
     }
 
     /// A probability.
@@ -384,23 +387,36 @@ impl<'a> Values<'a> {
 
     fn class(&self, i: usize) -> Result<usize> {
         let v = self.at(i);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-        if (0.0..1e6).contains(&v) && v.fract() == 0.0 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            clippy::cast_sign_loss,
+            reason = "checked"
+        )]
+        if v >= 0.0 && v < MAX_CLASSES as f32 && v.fract() == 0.0 {
             return Ok(v as usize);
         }
         Err(self.refused(format!("the class {v}; expected a whole number")))
     }
 
-    /// By what coordinates are multiplied to be pixels of the input: its sides if they are parts of
-    /// it.
+    /// The boxes `found` of this output in pixels of the input. If their coordinates are parts of
+    /// its sides, which is seen by their size, they are multiplied by it.
     #[expect(clippy::cast_precision_loss, reason = "sides of pictures")]
-    fn scale(&self, (width, height): (u32, u32)) -> [f32; 4] {
-        // Boxes may reach beyond the picture.
-        let are_parts = self.data.iter().all(|v| v.abs() <= 2.0);
-        match are_parts {
-            true => [width as f32, height as f32, width as f32, height as f32],
-            false => [1.0; 4],
+    fn scaled(&self, mut found: Vec<Candidate>, (width, height): (u32, u32)) -> Result<Vec<Candidate>> {
+        found.retain(|c| c.edges.iter().all(|e| e.is_finite()));
+        let most = found.iter().flat_map(|c| c.edges);
+        let most = most.map(f32::abs).fold(0.0, f32::max);
+        if most > MAX_PART && most < MIN_PIXELS {
+            return Err(self.refused(format!(
+                "coordinates up to {most}; expected parts of the input up to {MAX_PART}, or pixels"
+            )));
         }
+        if most <= MAX_PART {
+            let sides = [width as f32, height as f32, width as f32, height as f32];
+            let edges = found.iter_mut().flat_map(|c| c.edges.iter_mut().zip(sides));
+            edges.for_each(|(e, side)| *e *= side);
+        }
+        Ok(found)
     }
 }
 
@@ -461,7 +477,9 @@ fn suppressed(mut all: Vec<Candidate>) -> Vec<Candidate> {
 /// number of classes if the outputs tell it. `outputs` are those of a batch of one; `classes` is
 /// the number of classes, if it is known.
 ///
-/// An error of kind [`ErrorKind::Unsupported`] for outputs of another form than those above.
+/// An error of kind [`ErrorKind::Unsupported`] for outputs of another form than those above; of
+/// kind [`ErrorKind::Other`] for scores that are not probabilities, classes that are not whole
+/// numbers, and coordinates that are neither parts of the input nor pixels.
 pub fn objects(
     outputs: &[Named],
     picture: &Prepared,
@@ -604,15 +622,39 @@ mod tests {
                 floats("y", &[1, 6, 12], &[0.0; 72]),
                 floats("z", &[1, 6, 12], &[0.0; 72]),
             ],
-            // Logits.
-            vec![floats("y", &[1, 6, 12], &[3.0; 72])],
-            vec![floats("y", &[1, 1, 6], &[0.0, 0.0, 1.0, 1.0, 0.9, 0.5])],
-            vec![floats("y", &[1, 1, 6], &[0.0, 0.0, 1.0, 1.0, f32::NAN, 1.0])],
         ] {
             let e = objects(&outputs, &picture(), None, 0.25).unwrap_err();
             let names: Vec<&str> = outputs.iter().take(1).map(|(n, _)| n.as_str()).collect();
             assert_error(&e, ErrorKind::Unsupported, &names);
         }
+        // The form fits, but not the values; the first are logits.
+        for (shape, data) in [
+            (&[1, 6, 12], &[3.0; 72][..]),
+            (&[1, 1, 6], &[0.0, 0.0, 1.0, 1.0, 0.9, 0.5]),
+            (&[1, 1, 6], &[0.0, 0.0, 1.0, 1.0, f32::NAN, 1.0]),
+        ] {
+            let e = objects(&[floats("y", shape, data)], &picture(), None, 0.25).unwrap_err();
+            assert_error(&e, ErrorKind::Other, &["y"]);
+        }
+    }
+
+    #[test]
+    fn units_are_those_of_the_likely_boxes() {
+        // The other boxes are not examined; NaN is no box.
+        let of = |likely: [f32; 4], other: f32| {
+            let boxes = [likely, [other; 4], [f32::NAN; 4]].concat();
+            let outputs = [
+                floats("boxes", &[3, 4], &boxes),
+                ("labels".to_owned(), HostTensor::from_i64(&[3], &[1; 3]).unwrap()),
+                floats("scores", &[3], &[0.9, 0.1, 0.9]),
+            ];
+            let found = objects(&outputs, &picture(), None, 0.25)?.0;
+            Ok(found.iter().map(|f| f.edges).collect::<Vec<_>>())
+        };
+        assert_eq!(of([0.125, 0.375, 0.375, 0.625], 900.0).unwrap(), [BOX]);
+        assert_eq!(of([8.0, 12.0, 24.0, 20.0], 0.5).unwrap(), [BOX]);
+        let e: Error = of([0.0, 0.0, 3.0, 3.0], 0.5).unwrap_err();
+        assert_error(&e, ErrorKind::Other, &["boxes", "3"]);
     }
 
     #[test]

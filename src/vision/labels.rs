@@ -3,6 +3,14 @@
 use serde_json::Value;
 use std::collections::HashMap;
 
+/// Class numbers are below this.
+pub(super) const MAX_CLASSES: usize = 1_000_000;
+
+/// A class number; `None` for another text.
+fn number(text: &str) -> Option<usize> {
+    text.trim().parse().ok().filter(|n| *n < MAX_CLASSES)
+}
+
 /// Names by class number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(HashMap<usize, String>);
@@ -44,7 +52,7 @@ impl Labels {
                     }
                 }
             }
-            found.insert(number.trim().parse().ok()?, name);
+            found.insert(self::number(number)?, name);
             rest = after.get(end?..)?.trim_start();
             rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
         }
@@ -63,7 +71,7 @@ impl Labels {
                 if let Some(inner) = all.get("id2label") {
                     return Self::of_json(inner);
                 }
-                let pair = |(key, v): (&String, &Value)| Some((key.trim().parse().ok()?, name(v)?));
+                let pair = |(key, v): (&String, &Value)| Some((number(key)?, name(v)?));
                 all.iter().map(pair).collect()
             }
             _ => None,
@@ -109,7 +117,8 @@ mod tests {
             assert_eq!(names, [Some("cat"), Some("dog"), None], "{text}");
             assert_eq!(labels.classes(), 2, "{text}");
         }
-        for text in ["", "[1, 2]", r#"{"cat": "0"}"#, "{", "[]"] {
+        let large = format!(r#"{{"{}": "cat"}}"#, usize::MAX);
+        for text in ["", "[1, 2]", r#"{"cat": "0"}"#, "{", "[]", &large] {
             assert_eq!(Labels::parse(text), None, "{text}");
         }
     }
@@ -123,7 +132,16 @@ mod tests {
             names,
             [Some("person"), None, Some("driver's cab"), Some("it's, a: {b}")]
         );
-        for text in ["", "{}", "{0: person}", "{0: 'a", "{0: 'a'", "{a: 'b'}", "['a']"] {
+        for text in [
+            "",
+            "{}",
+            "{18446744073709551615: 'a'}",
+            "{0: person}",
+            "{0: 'a",
+            "{0: 'a'",
+            "{a: 'b'}",
+            "['a']",
+        ] {
             assert_eq!(Labels::of_metadata(text), None, "{text}");
         }
     }

@@ -26,7 +26,7 @@ pub struct Top {
 /// What the elements of an output are, by the node that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scores {
-    /// Sums of products, which softmax turns into probabilities.
+    /// Sums of products, or logarithms of probabilities: softmax turns them into probabilities.
     Logits,
     /// Results of softmax or of a sigmoid.
     Probabilities,
@@ -47,8 +47,8 @@ impl Scores {
                     Some(Some(input)) => value = *input,
                     _ => break,
                 },
-                "Add" | "Conv" | "Gemm" | "MatMul" => return Self::Logits,
-                "Softmax" | "Sigmoid" | "LogSoftmax" => return Self::Probabilities,
+                "Add" | "Conv" | "Gemm" | "LogSoftmax" | "MatMul" => return Self::Logits,
+                "Softmax" | "Sigmoid" => return Self::Probabilities,
                 _ => break,
             }
         }

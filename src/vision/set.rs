@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Pictures that are run together at most.
 const BATCH: usize = 8;
+/// Bytes of pictures that are run together at most; a larger one is run alone.
+const BATCH_BYTES: usize = 256 << 20;
 /// Nesting of folders that are searched.
 const MAX_DEPTH: usize = 32;
 
@@ -139,6 +141,11 @@ pub fn run<'a>(
     batches.run(on_outputs)
 }
 
+/// Number of pictures of `bytes` each that are run together, up to `most`.
+fn batch_of(bytes: usize, most: usize) -> usize {
+    most.min(BATCH_BYTES / bytes.max(1)).max(1)
+}
+
 /// Runs pictures together.
 struct Batches<'a> {
     runner: &'a mut Runner,
@@ -153,8 +160,11 @@ struct Batches<'a> {
 
 impl Batches<'_> {
     fn has_room(&self, next: &Prepared) -> bool {
-        let fits = |(_, last): &(&Item, Prepared)| last.tensor.shape() == next.tensor.shape();
-        self.open.len() < self.most && self.open.last().is_none_or(fits)
+        let Some((_, last)) = self.open.last() else {
+            return true;
+        };
+        last.tensor.shape() == next.tensor.shape()
+            && batch_of(next.tensor.byte_len(), self.most) > self.open.len()
     }
 
     /// The outputs for each of some pictures that run together.
@@ -293,6 +303,13 @@ mod tests {
         assert_carries(e.chain(), &["b.png", "set"]);
         assert_carries(pictures(&[&at("none")]).unwrap_err().chain(), &["none", ".webp"]);
         assert!(pictures(&[&at("missing.png")]).is_ok(), "reading it fails");
+    }
+
+    #[test]
+    fn batches_are_limited_by_count_and_bytes() {
+        let sizes = [0, 1 << 20, 50 << 20, 128 << 20, 200 << 20, usize::MAX];
+        assert_eq!(sizes.map(|bytes| batch_of(bytes, 8)), [8, 8, 5, 2, 1, 1]);
+        assert_eq!(batch_of(1, 1), 1);
     }
 
     #[test]
