@@ -118,6 +118,11 @@ pub enum Unused {
         /// Its backend.
         backend: &'static str,
     },
+    /// Only the CPU backend has it.
+    NotOnCpu {
+        /// The device of another backend.
+        device: String,
+    },
 }
 
 impl fmt::Display for Unused {
@@ -128,6 +133,7 @@ impl fmt::Display for Unused {
             Self::Driver { device, backend } => {
                 write!(f, "on {device}: its {backend} driver does not support it")
             }
+            Self::NotOnCpu { device } => write!(f, "on {device}: only the cpu backend has it"),
         }
     }
 }

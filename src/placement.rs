@@ -265,7 +265,9 @@ impl Placement {
                             break;
                         }
                         Ok(b) => taken = taken.or(Some(b)),
-                        Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
+                        Err(e @ (BackendError::ManyDevices { .. } | BackendError::NotOffered { .. })) => {
+                            return Err(failed(e));
+                        }
                         Err(e) => {
                             if !e.is_absence() {
                                 faults.push(reason(kind, &e));
@@ -315,7 +317,24 @@ impl Placement {
             device: caps.device.clone(),
             backend: caps.backend,
         });
-        self.priority_note(caps).into_iter().chain(emulated).collect()
+        let notes = self.priority_note(caps).into_iter();
+        notes.chain(self.threads_note(caps)).chain(emulated).collect()
+    }
+
+    /// A note if a number of threads was requested that has no effect.
+    fn threads_note(&self, caps: Option<&Caps>) -> Option<Note> {
+        let reason = match caps {
+            None => Unused::Reference,
+            Some(caps) if caps.backend == BackendKind::Cpu.name() => return None,
+            Some(caps) => Unused::NotOnCpu {
+                device: caps.device.clone(),
+            },
+        };
+        Some(Note::NoEffect {
+            option: "threads",
+            value: self.options.threads?.to_string(),
+            reason,
+        })
     }
 
     /// A note if a priority was requested that has no effect.
@@ -519,6 +538,38 @@ mod tests {
                 );
                 assert_carries(&note, &[&format!("--priority {priority}")]);
             }
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "cpu")]
+    fn threads_select_no_backend_and_their_lack_of_effect_is_told() {
+        let place = Placement {
+            options: OpenOptions {
+                threads: Some(1),
+                ..OpenOptions::default()
+            },
+            ..Placement::default()
+        };
+        assert_eq!(place.options.only_on().map(|(kind, _)| kind), None);
+        let [cpu] = devices::list(BackendKind::Cpu).unwrap().try_into().unwrap();
+        assert_eq!(place.notes(Some(&cpu)), []);
+        for caps in [Some(&Caps::generic_gpu()), None] {
+            let [note] = place.notes(caps).try_into().unwrap();
+            assert_carries(&note, &["--threads 1"]);
+        }
+        // A number that the processor lacks is an error, not a reason to use the interpreter.
+        let too_many = Placement {
+            backend: BackendChoice::Auto,
+            options: OpenOptions {
+                threads: Some(usize::MAX),
+                ..OpenOptions::default()
+            },
+        };
+        match too_many.open() {
+            Err(e) => assert_usage(&e, "threads", &[&usize::MAX.to_string()]),
+            Ok(Opened::Device(on)) => assert_ne!(on.caps().kind, DeviceKind::Cpu),
+            Ok(Opened::Reference { .. }) => panic!("the interpreter"),
         }
     }
 

@@ -24,7 +24,8 @@ pub struct OpenOptions {
     pub recording: ReplayMode,
     /// Whether kernels read operands through images (OpenCL only).
     pub images: ImageUse,
-    /// Threads that the CPU backend uses; by default all cores that the process may use.
+    /// Threads that the CPU backend uses; by default all cores that the process may use. Other
+    /// backends ignore it.
     pub threads: Option<usize>,
     /// The instruction set that the CPU backend uses; by default the best one of the processor.
     pub isa: Option<Isa>,
@@ -89,9 +90,6 @@ impl OpenOptions {
             Some((kind, BackendError::NotOffered { field, why }))
         };
         let (opencl, cpu) = (BackendKind::OpenCl, BackendKind::Cpu);
-        if let Some(threads) = self.threads {
-            return refusal(cpu, "threads", threads.to_string());
-        }
         if let Some(isa) = self.isa {
             return refusal(cpu, "cpu_isa", isa.to_string());
         }

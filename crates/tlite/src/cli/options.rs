@@ -126,8 +126,7 @@ pub struct DeviceOptions {
     /// 0]
     #[arg(long, value_name = "MS", value_parser = slice_ms, hide_short_help = true, help_heading = ADVANCED)]
     pub slice_ms: Option<u32>,
-    /// Threads of the `cpu` backend, which is then used [default: all cores that the process may
-    /// use]
+    /// Threads of the `cpu` backend [default: all cores that the process may use]
     #[arg(long, value_name = "N", hide_short_help = true, help_heading = ADVANCED)]
     pub threads: Option<usize>,
     /// Instruction set of the `cpu` backend, for comparison [default: the best that the processor

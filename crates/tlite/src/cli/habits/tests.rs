@@ -23,6 +23,7 @@ fn options_of_others_become_those_here() {
             "tlite generate -m m -fa on -t 4 hi",
             "tlite generate -m m --threads 4 hi",
         ),
+        ("tlite chat m -ngl 99 -t 8", "tlite chat m --threads 8"),
         ("tlite chat m -ngl 0", "tlite chat m --device cpu"),
         ("tlite chat m -dev none", "tlite chat m --device cpu"),
         ("tlite chat m --device none", "tlite chat m --device cpu"),
