@@ -46,8 +46,8 @@ use transformer_lite::unstable::vision::scores::Scores;
 ///
 /// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
 /// with references. Several pictures give one table, or one line of JSON per picture; a picture
-/// that cannot be read is reported, and the others are still processed. This command treats a
-/// decoder's KV cache as ordinary inputs and outputs; use `tlite generate` to generate text.
+/// that fails is reported, and the others are still processed. This command treats a decoder's KV
+/// cache as ordinary inputs and outputs; use `tlite generate` to generate text.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite run [OPTIONS] MODEL [FILE]...", after_help = EXAMPLES)]
 pub struct Args {
@@ -109,8 +109,8 @@ pub struct Args {
     output_dir: Option<PathBuf>,
     /// Also write each output that is a mask as a grayscale picture, NAME.png
     ///
-    /// 0 is black and 1 is white; logits are mapped by a sigmoid. With several channels, each
-    /// pixel is the index of the largest one.
+    /// 0 is black and 1 is white; logits are mapped by a sigmoid, but whole numbers are classes.
+    /// With several channels, each pixel is the index of the largest one.
     #[arg(long, requires = "output_dir", hide_short_help = true)]
     mask: bool,
     /// Replace files that exist in --output-dir
@@ -306,11 +306,12 @@ fn check_labels(names: usize, classes: usize) {
     }
 }
 
-/// Notes on options for scores if no output has any, and on names if their number differs.
-fn check_scores(args: &Args, reading: &Reading, outputs: &[Value]) {
+/// Notes on options for scores if no output has any, and on names if their number differs from that
+/// of the outputs or, with `--boxes`, from `classes`.
+fn check_scores(args: &Args, reading: &Reading, outputs: &[Value], classes: Option<usize>) {
     let mut scores = outputs.iter().filter(|v| v.has_scores()).peekable();
     let options = [
-        ("--labels", args.labels.is_some()),
+        ("--labels", args.labels.is_some() && !args.boxes),
         ("--softmax", args.softmax),
         ("--top-k", args.top_k.is_some()),
     ];
@@ -320,7 +321,10 @@ fn check_scores(args: &Args, reading: &Reading, outputs: &[Value]) {
         ));
     }
     if let Some(labels) = &reading.labels {
-        scores.for_each(|value| check_labels(labels.classes(), value.columns()));
+        let columns = scores.filter(|_| !args.boxes).map(Value::columns);
+        columns
+            .chain(classes)
+            .for_each(|n| check_labels(labels.classes(), n));
     }
 }
 
@@ -496,7 +500,7 @@ fn write_outputs(args: &Args, dir: &Path, outputs: &[Named]) -> Result<Vec<PathB
             .map(|(name, tensor)| mask::png(name, tensor))
             .collect();
         if let (false, Some(Err(e))) = (made.iter().any(Result::is_ok), made.first()) {
-            return Err(Error::usage("--mask", e.to_string()));
+            return Err(Error::usage("--mask", e.to_string()).of_kind(e.kind()));
         }
         let named = files.iter().map(|f| f.with_extension("png"));
         masks.extend(
@@ -520,17 +524,14 @@ fn write_outputs(args: &Args, dir: &Path, outputs: &[Named]) -> Result<Vec<PathB
     Ok(files)
 }
 
-/// Writes the outputs if asked, and summarizes them.
-fn summarized(args: &Args, reading: &Reading, outputs: &[Named]) -> Result<Vec<Value>> {
-    let files = args.output_dir.as_ref();
-    let files = files.map(|dir| write_outputs(args, dir, outputs)).transpose()?;
+/// Writes the outputs to the folder `dir`, if there is one, and summarizes them.
+fn summarized(args: &Args, reading: &Reading, dir: Option<&Path>, outputs: &[Named]) -> Result<Vec<Value>> {
+    let files = dir.map(|dir| write_outputs(args, dir, outputs)).transpose()?;
     let value = |(i, (name, tensor)): (usize, &Named)| {
         let file = files.as_ref().and_then(|f| f.get(i).cloned());
         Value::output(name, tensor, file, reading)
     };
-    let all: Vec<Value> = outputs.iter().enumerate().map(value).collect();
-    check_scores(args, reading, &all);
-    Ok(all)
+    Ok(outputs.iter().enumerate().map(value).collect())
 }
 
 fn milliseconds(since: Instant) -> f64 {
@@ -592,7 +593,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         Vec::new()
     };
-    let summaries = summarized(args, &reading, &outputs)?;
+    let summaries = summarized(args, &reading, args.output_dir.as_deref(), &outputs)?;
+    check_scores(args, &reading, &summaries, None);
     // The interpreter keeps activations in f32.
     let half = float == Some(DType::F16) && runner.caps().is_some();
     let tolerance = args.tolerance.unwrap_or(if half { 2e-2 } else { 1e-3 });

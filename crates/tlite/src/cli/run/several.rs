@@ -1,13 +1,13 @@
 //! Several pictures, and the objects in pictures: one table, or a JSON object per picture.
 
 use super::report::{Value, score};
-use super::{Args, write_outputs};
+use super::{Args, check_scores, summarized};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::output::{bar, count, note, printable, put, put_json, table, text_output, warning};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::runner::{Named, Runner};
 use transformer_lite::unstable::vision::answer::Reading;
@@ -31,29 +31,29 @@ pub struct Line {
 }
 
 impl Line {
-    /// The outputs of a picture, written to `dir` if asked.
-    fn new(args: &Args, reading: &Reading, item: &set::Item, found: (&Prepared, Vec<Named>)) -> Result<Self> {
-        let (picture, outputs) = found;
-        let objects = match args.boxes {
-            false => None,
-            true => {
-                let found = reading.objects(&outputs, picture, args.min_score.unwrap_or(super::MIN_SCORE));
-                Some(found.map_err(|e| Error::usage("--boxes", e.to_string()))?)
-            }
-        };
-        if let (Some(labels), Some((_, Some(classes)))) = (&reading.labels, &objects) {
-            super::check_labels(labels.classes(), *classes);
+    /// The outputs of a picture, written to `dir` if asked. Options are checked with the first one.
+    fn new(
+        args: &Args,
+        reading: &Reading,
+        item: &set::Item,
+        (picture, outputs): (&Prepared, Vec<Named>),
+        is_first: bool,
+    ) -> Result<Self> {
+        let (mut objects, mut classes) = (None, None);
+        if args.boxes {
+            let found = reading.objects(&outputs, picture, args.min_score.unwrap_or(super::MIN_SCORE));
+            let found = found.map_err(|e| Error::usage("--boxes", e.to_string()).of_kind(e.kind()))?;
+            (objects, classes) = (Some(found.0), found.1);
         }
         let dir = args.output_dir.as_ref().map(|dir| dir.join(&item.name));
-        let files = dir.map(|dir| write_outputs(args, &dir, &outputs)).transpose()?;
-        let values = outputs.iter().enumerate().map(|(i, (name, tensor))| {
-            let file = files.as_ref().and_then(|f| f.get(i).cloned());
-            Value::output(name, tensor, file, reading)
-        });
+        let values = summarized(args, reading, dir.as_deref(), &outputs)?;
+        if is_first {
+            check_scores(args, reading, &values, classes);
+        }
         Ok(Self {
             picture: item.file.clone(),
-            outputs: values.collect(),
-            objects: objects.map(|(found, _)| found),
+            outputs: values,
+            objects,
             error: None,
         })
     }
@@ -92,8 +92,8 @@ impl Line {
     }
 }
 
-/// Runs the pictures and prints what is in each. Those that cannot be read are named, and make the
-/// command fail after the others.
+/// Runs the pictures and prints what is in each. Those that fail are named, and make the command
+/// fail after the others; but outputs that the options do not fit at all end it at once.
 pub fn run(
     args: &Args,
     runner: &mut Runner,
@@ -111,11 +111,18 @@ pub fn run(
         options,
         &repeating.flag(),
         &mut |item, outputs| {
-            let made = match outputs {
-                Ok(found) => Line::new(args, reading, item, found)?,
+            let is_first = done == failed;
+            let is_run = outputs.is_ok();
+            let made = outputs.and_then(|found| Line::new(args, reading, item, found, is_first));
+            let made = match made {
+                Ok(made) => made,
+                Err(e) if is_run && is_first && e.kind() == ErrorKind::Unsupported => return Err(e),
                 Err(e) => {
                     failed += 1;
-                    let error = e.chain();
+                    let (mut error, file) = (e.chain(), item.file.display().to_string());
+                    if !error.contains(&file) {
+                        error = format!("{file}: {error}");
+                    }
                     warning(&error);
                     Line {
                         picture: item.file.clone(),

@@ -245,3 +245,66 @@ fn outputs_are_written_and_replaced_only_if_asked() {
         serde_json::json!([1, 1, 8, 8])
     );
 }
+
+#[test]
+fn a_picture_that_fails_does_not_end_its_set() {
+    // Black pixels become NaN, and others 1.
+    let nodes: [Node<'_>; 2] = [("Div", &["x", "x"], "d"), ("Squeeze", &["d", "one"], "y")];
+    let dir = folder("n".into(), [6.into(), 12.into()], &nodes);
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, out) = (at("net.onnx"), at("mixed"), at("out"));
+    std::fs::create_dir(&set).unwrap();
+    for (name, grey) in [("a.png", 0), ("b.png", 255), ("c.png", 9)] {
+        let picture = image::RgbImage::from_pixel(12, 6, image::Rgb([grey; 3]));
+        picture.save(set.join(name)).unwrap();
+    }
+    let base = [
+        &["run", path(&model), path(&set), "-o", path(&out), "--json"][..],
+        &HOST,
+    ]
+    .concat();
+    let boxes = tlite(&[&base[..], &["--boxes"]].concat());
+    assert_eq!(boxes.status.code(), Some(1), "{}", stderr(&boxes));
+    assert_carries(stderr(&boxes), &["a.png", "NaN", "1 of 3"]);
+    let found = lines(&boxes);
+    let objects = found.iter().map(|line| line["objects"].as_array().map(Vec::len));
+    assert_eq!(objects.collect::<Vec<_>>(), [None, Some(1), Some(1)], "{found:?}");
+    assert!(
+        found[0]["error"].as_str().is_some_and(|e| e.contains("a.png")),
+        "{found:?}"
+    );
+    // Now the files of two pictures exist.
+    let again = tlite(&base);
+    assert_eq!(again.status.code(), Some(1));
+    assert_carries(stderr(&again), &["b.png", "c.png", "--force", "2 of 3"]);
+    assert!(out.join("a.png/y.npy").is_file());
+    let outputs = lines(&again)[0]["outputs"].as_array().map(Vec::len);
+    assert_eq!(outputs, Some(1));
+}
+
+#[test]
+fn options_of_a_set_are_checked_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let labels = dir.path().join("labels.txt");
+    std::fs::write(&labels, "zero\none\ntwo\n").unwrap();
+    let said = |model: &Path, input: &Path, more: &[&str]| {
+        let base = ["run", path(model), path(input)];
+        stderr(&tlite(&[&base[..], &HOST, more].concat())).to_owned()
+    };
+    let of_classes = classifier("n".into());
+    let at = |name: &str| of_classes.path().join(name);
+    let text = said(&at("net.onnx"), &at("set"), &["--labels", path(&labels)]);
+    assert_eq!(text.matches("3 names for 10 classes").count(), 1, "{text}");
+    let (model, picture) = detector(dir.path());
+    std::fs::copy(&picture, dir.path().join("second.png")).unwrap();
+    let options = ["--boxes", "--labels", path(&labels), "--top-k", "2"];
+    let text = said(&model.path().join("net.onnx"), dir.path(), &options);
+    assert_eq!(text.matches("3 names for 2 classes").count(), 1, "{text}");
+    assert_eq!(text.matches("--top-k").count(), 1, "{text}");
+    assert_eq!(text.matches("--labels has no effect").count(), 0, "{text}");
+    let nodes: [Node<'_>; 1] = [("Identity", &["x"], "y")];
+    let plain = folder("n".into(), ["h".into(), "w".into()], &nodes);
+    let at = |name: &str| plain.path().join(name);
+    let text = said(&at("net.onnx"), &at("set"), &["--softmax"]);
+    assert_eq!(text.matches("--softmax").count(), 1, "{text}");
+}
