@@ -2,6 +2,9 @@ package org.transformerlite
 
 import java.io.File
 import java.util.Collections
+import java.util.concurrent.CompletableFuture
+import java.util.concurrent.CountDownLatch
+import java.util.concurrent.TimeUnit
 
 /** Runs the classes on a Java VM: Test MOBILENET CHAT GGUF WORK. Throws if something differs. */
 fun main(args: Array<String>) {
@@ -11,11 +14,15 @@ fun main(args: Array<String>) {
     conversion(gguf, "$work/converted")
     val lines = Collections.synchronizedList(mutableListOf<String>())
     TliteLog.listen { _, line -> lines += line }
-    val session = Model(chat, options) { done, all -> done <= all }.use { it.session() }
+    val kernels = mutableListOf<Pair<Long, Long>>()
+    val session = Model(chat, options) { done, all -> kernels += Pair(done, all); true }.use { it.session() }
     TliteLog.listen(null)
-    check(lines.isNotEmpty())
+    check(lines.any { "memory" in it }) { lines }
+    check(kernels.isNotEmpty() && kernels.all { (done, all) -> done in 0..all && all > 0 }) { kernels }
+    check(kernels.map { it.first } == kernels.map { it.first }.sorted()) { kernels }
     session.use { answers(it) }
     batches(chat, options)
+    closed(chat, options)
     println("Kotlin: all as expected")
 }
 
@@ -89,6 +96,36 @@ private fun answers(session: Session) {
     session.cancel()
     check(session.chat(question) { true } == Finish.CANCELLED)
     session.clear()
+}
+
+/** A callback may cancel its request while another thread closes it. */
+private fun closed(chat: String, options: LoadOptions) = Batcher(chat, options, 2).use { batcher ->
+    val handed = CompletableFuture<Request>()
+    val isRunning = CountDownLatch(1)
+    val isCancelled = CountDownLatch(1)
+    val request = batcher.chat(question) {
+        isRunning.countDown()
+        Thread.sleep(300)
+        handed.get().cancel()
+        isCancelled.countDown()
+        true
+    }
+    handed.complete(request)
+    isRunning.await()
+    val closer = Thread { request.close() }
+    closer.isDaemon = true
+    closer.start()
+    check(isCancelled.await(20, TimeUnit.SECONDS)) { "cancel waits for close" }
+    closer.join(20_000)
+    check(!closer.isAlive) { "close does not end" }
+    request.close()
+    request.cancel()
+    try {
+        request.await()
+        throw AssertionError("used after close")
+    } catch (e: IllegalStateException) {
+        check("close" in e.message.orEmpty()) { e }
+    }
 }
 
 private fun batches(chat: String, options: LoadOptions) = Batcher(chat, options, 2).use { batcher ->

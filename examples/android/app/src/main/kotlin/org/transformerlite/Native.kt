@@ -1,9 +1,8 @@
 package org.transformerlite
 
 import java.nio.ByteBuffer
-import java.util.concurrent.locks.ReentrantReadWriteLock
-import kotlin.concurrent.read
-import kotlin.concurrent.write
+import java.util.concurrent.locks.ReentrantLock
+import kotlin.concurrent.withLock
 
 /** The functions of tlite_jni.c. An app for Android calls [prepareAndroid] first. */
 internal object Native {
@@ -83,24 +82,58 @@ internal object Native {
 }
 
 /** An object of the library. It is freed once, and not while a call uses it. */
-internal class Handle(private var address: Long, private val free: (Long) -> Unit) {
-    private val lock = ReentrantReadWriteLock()
+internal class Handle(private val address: Long, private val free: (Long) -> Unit) {
+    // Not held during a call, so that a callback, for which another call waits, can call, too.
+    private val lock = ReentrantLock()
+    private val changed = lock.newCondition()
+    private var calls = 0
+    private var closing = false
+    private var freed = false
 
     init {
         if (address == 0L) throw lastError()
     }
 
-    fun <T> use(call: (Long) -> T): T = lock.read {
-        check(address != 0L) { "used after close" }
-        call(address)
+    fun <T> use(call: (Long) -> T): T {
+        check(begin()) { "used after close" }
+        try {
+            return call(address)
+        } finally {
+            end()
+        }
+    }
+
+    /** Like [use], but does nothing after [close] was called. */
+    fun cancel(call: (Long) -> Unit) {
+        if (begin()) try {
+            call(address)
+        } finally {
+            end()
+        }
+    }
+
+    private fun begin(): Boolean = lock.withLock {
+        if (!closing) calls++
+        !closing
+    }
+
+    private fun end() = lock.withLock {
+        calls--
+        changed.signalAll()
     }
 
     /** Frees the object after all calls have ended. [before] may make them end sooner. */
     fun close(before: (Long) -> Unit = {}) {
-        lock.read { if (address != 0L) before(address) }
-        lock.write {
-            if (address != 0L) free(address)
-            address = 0
+        val isFirst = lock.withLock { !closing.also { closing = true } }
+        if (isFirst) {
+            before(address)
+            lock.withLock { while (calls > 0) changed.awaitUninterruptibly() }
+            free(address)
+        }
+        lock.withLock {
+            freed = freed || isFirst
+            changed.signalAll()
+            while (!freed) changed.awaitUninterruptibly()
         }
     }
 }

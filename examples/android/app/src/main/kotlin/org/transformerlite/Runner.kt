@@ -90,8 +90,11 @@ class Runner(path: String, options: LoadOptions = LoadOptions()) : Closeable {
         infos(runner, true).map { read(runner, it) }
     }
 
-    /** Stops the current run, or the next one if there is none. May be called on any thread. */
-    fun cancel() = handle.use { Native.runnerCancel(it) }
+    /**
+     * Stops the current run, or the next one if there is none. May be called on any thread; does
+     * nothing after [close].
+     */
+    fun cancel() = handle.cancel(Native::runnerCancel)
 
     override fun close() = handle.close(Native::runnerCancel)
 

@@ -228,9 +228,9 @@ class Session internal constructor(address: Long) : Closeable {
 
     /**
      * Stops the current answer within one token. If there is none, the next answer ends before it
-     * starts. May be called on any thread.
+     * starts. May be called on any thread; does nothing after [close].
      */
-    fun cancel() = handle.use { Native.cancel(it) }
+    fun cancel() = handle.cancel(Native::cancel)
 
     /**
      * Clears a [cancel] that arrived while no answer was being generated; call it before a question.
@@ -294,8 +294,8 @@ class Request internal constructor(address: Long, private val guard: Guard) : Cl
             return Metrics.of(handle.use { Native.requestMetrics(it) })
         }
 
-    /** Ends the request after the current step. May be called on any thread. */
-    fun cancel() = handle.use { Native.requestCancel(it) }
+    /** Ends the request after the current step. May be called on any thread; does nothing after [close]. */
+    fun cancel() = handle.cancel(Native::requestCancel)
 
     /** Also cancels the request and waits for its callbacks. */
     override fun close() {
