@@ -6,10 +6,11 @@
 mod common;
 
 use clap::Parser;
-use common::{AnyError, Common, softmax};
+use common::{AnyError, Common};
 use std::path::PathBuf;
-use transformer_lite::unstable::vision::picture::{Fit, IMAGENET, PictureOptions, planes, scale};
-use transformer_lite::{DType, HostTensor};
+use transformer_lite::unstable::vision::labels::Labels;
+use transformer_lite::unstable::vision::picture::{Fit, IMAGENET, PictureOptions};
+use transformer_lite::unstable::vision::scores::largest;
 
 /// Prints the most likely of 1000 classes
 #[derive(Debug, Parser)]
@@ -28,25 +29,24 @@ fn main() -> Result<(), AnyError> {
     let options = Options::parse();
     let mut model = options.common.model("mobilenetv2")?;
     let names = std::fs::read_to_string(options.common.file("imagenet-names", "names.json")?)?;
-    let names: Vec<String> = serde_json::from_str(&names)?;
+    let names = Labels::parse(&names).ok_or("names.json holds no class names")?;
 
-    let picture = options
-        .common
-        .picture(options.picture.as_deref(), "chelsea.png")?;
-    let scaled = scale(&picture, 224, 224, Fit::Crop)?;
-    let normalised = PictureOptions {
-        mean: IMAGENET[0],
-        deviation: IMAGENET[1],
-        ..PictureOptions::default()
-    };
-    let input = HostTensor::from_floats(DType::F32, &[1, 3, 224, 224], &planes(&scaled, &normalised)?)?;
-    let (_, scores) = model.run(input)?;
-
-    let mut ranked: Vec<(usize, f32)> = softmax(&scores).into_iter().enumerate().collect();
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
-    for (class, probability) in ranked.into_iter().take(options.top) {
-        let name = names.get(class).map_or("?", String::as_str);
-        println!("{:5.1} %  {name}", 100.0 * probability);
+    let picture = options.picture.as_deref();
+    let picture = options.common.picture_file(picture, "chelsea.png")?;
+    let prepared = model.prepare(
+        &picture,
+        &PictureOptions {
+            fit: Fit::Crop,
+            mean: IMAGENET[0],
+            deviation: IMAGENET[1],
+            ..PictureOptions::default()
+        },
+    )?;
+    for (_, scores) in model.outputs(prepared.tensor)? {
+        for top in largest(&scores, options.top, true) {
+            let name = names.get(top.index).unwrap_or("?");
+            println!("{:5.1} %  {name}", 100.0 * top.probability.unwrap_or(f64::NAN));
+        }
     }
     Ok(())
 }

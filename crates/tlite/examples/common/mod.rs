@@ -10,7 +10,8 @@ use std::time::Instant;
 use transformer_lite::unstable::backend::{self, Backend, BackendKind};
 use transformer_lite::unstable::devices;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
-use transformer_lite::unstable::vision::picture;
+use transformer_lite::unstable::shape::Fact;
+use transformer_lite::unstable::vision::picture::{self, PictureOptions, Prepared};
 use transformer_lite::{Cancel, DType, HostTensor};
 
 /// Any error returned by an example's `main`.
@@ -75,13 +76,14 @@ impl Common {
         Err(format!("file not found: {path}; download it with:  python3 {tool} --dir {folder}").into())
     }
 
-    /// An image: the given one, else one from `tools/fetch_model.py pictures`.
+    /// The file of an image: the given one, else one from `tools/fetch_model.py pictures`.
+    pub fn picture_file(&self, given: Option<&Path>, usual: &str) -> Result<PathBuf, AnyError> {
+        given.map_or_else(|| self.file("pictures", usual), |path| Ok(path.to_owned()))
+    }
+
+    /// The image in that file.
     pub fn picture(&self, given: Option<&Path>, usual: &str) -> Result<RgbImage, AnyError> {
-        let path = match given {
-            Some(path) => path.to_owned(),
-            None => self.file("pictures", usual)?,
-        };
-        Ok(picture::open(&path)?)
+        Ok(picture::open(&self.picture_file(given, usual)?)?)
     }
 
     fn open(&self) -> Result<Option<Box<dyn Backend>>, AnyError> {
@@ -126,15 +128,30 @@ impl Model {
         dims.unwrap_or_default().iter().map(size).collect()
     }
 
+    /// Name, type and shape of the first input.
+    fn input(&self) -> Result<(String, Fact), AnyError> {
+        let input = self.runner.inputs().next();
+        let (name, fact) = input.ok_or("the model has no input")?;
+        Ok((name.to_owned(), fact.clone()))
+    }
+
+    /// Reads a picture for the first input.
+    pub fn prepare(&self, file: &Path, options: &PictureOptions) -> Result<Prepared, AnyError> {
+        Ok(picture::prepare(file, &self.input()?.1, options)?)
+    }
+
+    /// Runs with the first input and returns the outputs.
+    pub fn outputs(&mut self, input: HostTensor) -> Result<Vec<Named>, AnyError> {
+        let start = Instant::now();
+        let outputs = self.runner.run(&[(self.input()?.0, input)], &Cancel::default())?;
+        log::info!("{:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+        Ok(outputs)
+    }
+
     /// Runs with the first input and returns the first output's shape and values.
     pub fn run(&mut self, input: HostTensor) -> Result<(Vec<usize>, Vec<f32>), AnyError> {
-        let name = self.runner.inputs().next().map(|(name, _)| name.to_owned());
-        let given: [Named; 1] = [(name.ok_or("the model has no input")?, input)];
-        let start = Instant::now();
-        let outputs = self.runner.run(&given, &Cancel::default())?;
-        let (name, output) = outputs.first().ok_or("the model has no output")?;
-        let ms = start.elapsed().as_secs_f64() * 1e3;
-        log::info!("\"{name}\" in {ms:.1} ms");
+        let outputs = self.outputs(input)?;
+        let (_, output) = outputs.first().ok_or("the model has no output")?;
         Ok((output.shape().to_vec(), output.to_f32()?.into_owned()))
     }
 
