@@ -140,7 +140,7 @@ impl FromStr for Spec {
         };
         let both = repo.split_once('/');
         if both.is_some_and(|(owner, name)| part(owner) && part(name)) && file.is_none_or(is_file_name) {
-            let is_quant = |f: &&str| f.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            let is_quant = |f: &&str| !f.contains(['.', '/']);
             let (quant, file) = (file.filter(is_quant), file.filter(|f| !is_quant(f)));
             return Ok(Self {
                 repo: repo.to_owned(),

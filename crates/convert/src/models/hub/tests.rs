@@ -20,6 +20,8 @@ fn specs_name_a_repository_and_perhaps_a_file() {
         (spec.file(), spec.quant.as_deref(), spec.to_string().as_str()),
         (None, Some("Q4_K_M"), "hf:a/b:Q4_K_M")
     );
+    let spec: Spec = "a/b:UD-Q4_K_XL".parse().unwrap();
+    assert_eq!((spec.file(), spec.quant.as_deref()), (None, Some("UD-Q4_K_XL")));
     for text in [
         "",
         "a",

@@ -18,7 +18,7 @@ pub struct WordWrap<W: Write> {
     gap: String,
     /// Held back.
     word: String,
-    /// What the line of the text begins with, up to the length of [`FENCE`].
+    /// What the line of the text begins with after white space, up to the length of [`FENCE`].
     start: String,
     in_code: bool,
 }
@@ -45,7 +45,8 @@ impl<W: Write> WordWrap<W> {
             self.used = 0;
             return self.out.write_all(b"\n");
         }
-        if self.start.len() < FENCE.len() {
+        let is_indent = self.start.is_empty() && (c == ' ' || c == '\t');
+        if self.start.len() < FENCE.len() && !is_indent {
             self.start.push(c);
         }
         if c == ' ' || c == '\t' {
@@ -155,6 +156,11 @@ mod tests {
         let code = "```\nlet long = line + of + code;\n```\n";
         assert_eq!(shown(&[code]), code);
         assert_eq!(shown(&[code, "one two three"]), format!("{code}one two\nthree"));
+        let indented = "- list\n\n  ```sh\n  tlite generate model\n  ```\n";
+        assert_eq!(
+            shown(&[indented, "one two three"]),
+            format!("{indented}one two\nthree")
+        );
         let mut out = Vec::new();
         WordWrap::new(&mut out, || None)
             .write_all(b"one two three")
