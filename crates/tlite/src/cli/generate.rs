@@ -147,6 +147,8 @@ pub(super) struct Report<'a> {
     /// Why the answer ended: `end_of_text`, `stop_string`, `grammar_complete`, `max_tokens`,
     /// `context_full` or `interrupted`.
     stop: Option<&'static str>,
+    /// Default bounds at which values ended, with --json-schema: `digits`, `characters`, `items`.
+    reached: Vec<&'static str>,
     /// Seed of the sampler; null for greedy decoding.
     seed: Option<u64>,
     /// Milliseconds until the model was ready, compiling included.
@@ -261,6 +263,7 @@ fn report<'a>(
         tokens: &outcome.tokens,
         text: &outcome.text,
         stop: outcome.finish.map(stop),
+        reached: outcome.reached.iter().map(|bound| bound.name()).collect(),
         seed,
         load_ms: milliseconds(time.all),
         compile_ms: milliseconds(time.compiling),
