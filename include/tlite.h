@@ -450,8 +450,8 @@ typedef struct {
    */
   float log_prob;
   /*
-   Its text in UTF-8; empty for special tokens. Bytes that are not whole characters become
-   U+FFFD.
+   The text in UTF-8 that it adds, or its name if it is special. Bytes that are not whole
+   characters become U+FFFD.
    */
   const char *text;
   /*

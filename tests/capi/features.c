@@ -133,12 +133,20 @@ static void constrained(const tlite_model *model) {
     tlite_session_free(session);
 }
 
+/* Counts warnings about a bound. */
+static void count_bounds(tlite_log_level level, const char *text, void *user) {
+    if (level == TLITE_LOG_LEVEL_WARNING && strstr(text, "40 digits") != NULL) ++*(int *)user;
+}
+
 /* A model that always wants the digit 9 ends at the default bound of 40 digits, or never. */
 static void unbounded(const char *folder, tlite_load_options load) {
     tlite_generate_options options = defaults();
     tlite_model *model;
+    tlite_batcher *batcher;
     tlite_session *session;
+    tlite_request *request;
     answer a;
+    static int bounds;
     /* Behind three control tokens, there is one for each byte. */
     tlite_logit_bias bias = {3 + '9', 1000};
     load.context = 64;
@@ -149,13 +157,20 @@ static void unbounded(const char *folder, tlite_load_options load) {
     options.logit_bias = &bias;
     options.logit_bias_count = 1;
     options.max_tokens = 50;
+    CHECK(tlite_set_log(count_bounds, &bounds) == 0);
     memset(&a, 0, sizeof a);
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_END_OF_TEXT);
-    CHECK(a.length == 40 && strspn(a.text, "9") == 40);
+    CHECK(a.length == 40 && strspn(a.text, "9") == 40 && bounds == 1);
+    batcher = tlite_batcher_load(folder, &load, 1);
+    request = tlite_batcher_generate(batcher, "hi", &options, collect, &a);
+    CHECK(request != NULL && tlite_request_wait(request) == TLITE_FINISH_END_OF_TEXT && bounds == 2);
+    tlite_request_free(request);
+    tlite_batcher_free(batcher);
     options.json_unbounded = 1;
     memset(&a, 0, sizeof a);
     CHECK(tlite_generate(session, "hi", &options, collect, &a) == TLITE_FINISH_MAX_TOKENS);
-    CHECK(a.length == 50 && strspn(a.text, "9") == 50);
+    CHECK(a.length == 50 && strspn(a.text, "9") == 50 && bounds == 2);
+    CHECK(tlite_set_log(NULL, NULL) == 0);
     tlite_session_free(session);
     tlite_model_free(model);
 }
