@@ -9,7 +9,7 @@ const web = path.dirname(fileURLToPath(import.meta.url));
 const src = (...p) => path.join(web, "src", ...p), dist = (...p) => path.join(web, "dist", ...p);
 const shared = {
   absWorkingDir: web, bundle: true, minify: true, write: false, legalComments: "none", charset: "utf8", logLevel: "warning",
-  target: ["chrome123", "firefox128", "safari17.5"], jsx: "automatic", jsxImportSource: "preact", loader: { ".js": "jsx" },
+  target: ["chrome123", "firefox128", "safari17.5"], jsx: "automatic", jsxImportSource: "preact", loader: { ".js": "jsx" }, keepNames: false,
 };
 const PLACEHOLDER = '<script type="application/json" id="report">null</script>';
 const LIMITS = { first: 120_000, viewer: 76_000 };
@@ -23,7 +23,7 @@ const esm = { format: "esm" };
 const files = {
   "index.html": await readFile(src("index.html"), "utf8"),
   "icon.svg": await readFile(src("icon.svg"), "utf8"),
-  "app.js": await bundled("chat/main.js", esm),
+  "app.js": await bundled("chat/main.js", { ...esm, external: ["./highlight.js", "./report.js"] }),
   "app.css": await bundled("chat/app.css"),
   "highlight.js": await bundled("chat/highlight.js", esm),
   "report.js": await bundled("viewer/index.js", esm),

@@ -29,7 +29,7 @@ export function roofline(report) {
     ["int8 dot product", p.int8_ops_per_s, "OP/s"], ["int16", p.int16_ops_per_s, "OP/s"], ["launch", p.launch_s, "s"]].filter(([, v]) => v !== null && v !== undefined);
   const body = [make("p", { class: "v-hint v-note" }, "In the pictures each dot is an operator. x: operations per byte; y: operations per second; size: share of time. "
     + "A roof is what the device allows for one kind of arithmetic; a dot is limited by the roof of its color. Dots at the left edge move data and compute nothing.")];
-  if (!measured) body.push(make("p", { class: "v-hint v-note" }, "Times are lower bounds, computed without running the model: each dot lies on its roof."));
+  if (!measured) body.push(make("p", { class: "v-hint v-note" }, "Times are lower bounds, computed without running the model. A dot below its roof loses time to launches."));
   if (measured && runs.some((r) => [r.whole, ...r.kinds].some((k) => k.exceeds_probe))) body.push(make("p", { class: "v-hint v-note" }, EXCEEDED));
   for (const run of runs) body.push(section(run, p, measured));
   return {
@@ -53,7 +53,7 @@ function estimated(work) {
 function section(run, peaks, measured) {
   const of = run.whole.share_of_least;
   const title = measured ? `${run.name}: ${quantity(run.whole.seconds, "s")}, ${of > 1 ? limit(of) : `${limit(of)} of the device's limit`}`
-    : `${run.name}: at least ${quantity(run.whole.seconds, "s")}${run.most_tokens_per_s ? `, at most ${quantity(run.most_tokens_per_s, "tokens/s")}` : ""}`;
+    : `${run.name}: at least ${quantity(run.whole.seconds, "s")}${run.most_tokens_per_s ? `, at most ${whole(Math.round(run.most_tokens_per_s))} tokens/s` : ""}`;
   const columns = (name, label, more = []) => [
     { name: label, text: (k) => k[name], left: true, find: true }, ...more,
     { name: measured ? "time" : "minimum time", text: (k) => quantity(k.seconds, "s"), key: (k) => k.seconds }, { name: "share", text: (k) => share(k.share), key: (k) => k.share },
