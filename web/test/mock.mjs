@@ -42,7 +42,7 @@ export const tokensOf = (text) => text.match(/\s*[\p{L}\p{N}]{1,7}|\s*[^\s\p{L}\
 const bytesOf = (t) => [...Buffer.from(t)];
 
 function logprob(token, i, next) {
-  const sure = next(), p = sure < .6 ? .9 + .099 * next() : sure < .8 ? .5 + .4 * next() : .05 + .4 * next(), lead = token.startsWith(" ") ? "" : " ";
+  const sure = next(), p = sure < .6 ? .9 + .099 * next() : sure < .8 ? .5 + .4 * next() : .05 + .4 * next(), lead = /^[^\p{L}\p{N}]/u.test(token) ? "" : " ";
   const others = [];
   let left = 1 - p;
   for (const w of WORDS.filter((w) => w !== token)) { if (others.length === 9) break; const q = left * (.3 + .4 * next()); left -= q; others.push([lead ? w.trim() : w, Math.max(q, 1e-9)]); }

@@ -16,7 +16,7 @@ export function App() {
     wide.addEventListener("change", tick);
     return () => wide.removeEventListener("change", tick);
   }, []);
-  const settings = wideSettings() ? state.prefs.settings : state.drawer === "settings";
+  const settings = state.tab === "chat" && (wideSettings() ? state.prefs.settings : state.drawer === "settings");
   const files = (e) => [...(e.dataTransfer?.types ?? [])].includes("Files");
   return (
     <div class="app" data-settings={settings} onDragOver={(e) => { if (files(e)) { e.preventDefault(); setOver(true); } }} onDragLeave={(e) => { if (!e.relatedTarget) setOver(false); }}
@@ -55,8 +55,8 @@ function Header({ settings }) {
       <Gauge />
       <span class="header-end">
         <span class="only-wide"><IconButton icon="help" label="Keyboard" onClick={() => update((s) => { s.dialog = { name: "help" }; })} /></span>
-        <IconButton icon={theme} label={`Theme: ${state.prefs.theme}`} onClick={nextTheme} />
-        <IconButton icon="settings" label="Settings" aria-expanded={settings} aria-controls="settings" onClick={toggleSettings} />
+        <span class="only-wide"><IconButton icon={theme} label={`Theme: ${state.prefs.theme}`} onClick={nextTheme} /></span>
+        {state.tab === "chat" && <IconButton icon="settings" label="Settings" aria-expanded={settings} aria-controls="settings" onClick={toggleSettings} />}
       </span>
     </header>
   );
@@ -67,11 +67,11 @@ function Gauge() {
   const context = card()?.context;
   if (!context) return null;
   const last = path(state.chat).filter((n) => n.stats?.prompt).at(-1)?.stats, used = last ? last.prompt + (last.tokens ?? 0) : 0, cached = last?.cached ?? 0;
-  const text = `${used.toLocaleString("en")} of ${context.toLocaleString("en")} tokens${cached ? `, ${cached.toLocaleString("en")} cached` : ""}`;
+  const n = (v) => v.toLocaleString("en"), text = `${n(used)} of ${n(context)} tokens used${cached ? `, ${n(cached)} cached` : ""}`;
   return (
     <div class="gauge" role="meter" aria-label="Context used" aria-valuemin="0" aria-valuemax={context} aria-valuenow={Math.min(used, context)} aria-valuetext={text} title={`Context: ${text}`}>
       <span class="gauge-bar" data-full={used > .9 * context}><span class="gauge-cached" style={{ width: `${Math.min(100, 100 * cached / context)}%` }} /><span class="gauge-used" style={{ width: `${Math.min(100, 100 * Math.max(0, used - cached) / context)}%` }} /></span>
-      <span class="gauge-text">{text}</span>
+      <span class="gauge-text" aria-hidden="true">{n(used)} / {n(context)}{cached ? ` · ${n(cached)} cached` : ""}</span>
     </div>
   );
 }

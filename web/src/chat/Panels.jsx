@@ -52,7 +52,7 @@ export function Settings({ open }) {
   const { chat, prefs } = state, sampling = card()?.sampling ?? {}, changed = Object.values(chat.sampling).some((v) => v !== "" && v !== undefined);
   let problem = null;
   if (chat.schema.on) try { formatOf(chat); } catch (e) { problem = chat.schema.text.trim() ? e.message : "Enter a schema."; }
-  const preset = (k) => k === "seed" ? "random" : k === "max_tokens" ? "up to the context" : sampling[k] === null ? "off" : sampling[k] === undefined ? "the model's" : String(sampling[k]);
+  const preset = (k) => k === "seed" ? "random" : k === "max_tokens" ? "context" : sampling[k] === null ? "off" : sampling[k] === undefined ? "the model's" : String(sampling[k]);
   return (
     <aside class="settings" id="settings" aria-label="Settings" data-open={open}>
       <div class="side-head"><h2>Settings</h2><IconButton icon="close" label="Close settings" onClick={toggleSettings} /></div>

@@ -12,7 +12,11 @@ export function TokenView({ node, generation }) {
     choose(null);
     const show = () => {
       const tokens = node.tokens ?? [];
-      for (; count.current < tokens.length; count.current++) strip.current.append(tokenOf(tokens[count.current], count.current, node.forked === count.current));
+      for (; count.current < tokens.length; count.current++) {
+        const i = count.current, e = tokenOf(tokens[i], i, node.forked === i);
+        if (i && tokens[i - 1].r && !tokens[i].r) e.classList.add("begins");
+        strip.current.append(e);
+      }
     };
     show();
     return generation?.listen(show);
@@ -23,7 +27,8 @@ export function TokenView({ node, generation }) {
     if (chosen === null) return;
     strip.current.children[chosen]?.setAttribute("aria-expanded", "true");
     place(box.current, strip.current.children[chosen], strip.current);
-    box.current.querySelector("button")?.focus();
+    box.current.querySelector("button")?.focus({ preventScroll: true });
+    box.current.scrollIntoView({ block: "nearest" });
   }, [chosen]);
 
   const focusOn = (i) => {
@@ -58,7 +63,7 @@ export function TokenView({ node, generation }) {
             return (
               <li><button type="button" disabled={off} title={broken ? "A part of a character: an answer cannot continue from it." : same ? "The token of this answer" : `Continue with ${visible(a[0])}`} onClick={() => continueFrom(node, chosen, a)}>
                 <code>{visible(a[0])}</code><span class="alternative-bar"><span style={{ width: `${Math.max(1, 100 * Math.exp(a[1]))}%` }} /></span><span class="alternative-chance">{chance(a[1])}</span>
-                <span class="alternative-act">{same ? "in this answer" : off ? "" : "continue"}</span>
+                <span class="alternative-act">{same ? "chosen" : off ? "" : "continue"}</span>
               </button></li>
             );
           })}</ol>

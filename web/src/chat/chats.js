@@ -4,7 +4,8 @@
  */
 export const FORMAT = "transformer-lite-chats";
 
-export const newId = () => crypto.randomUUID();
+/** A random id. `crypto.randomUUID` is missing on pages without TLS on another host. */
+export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
 
 export function newChat(model) {
   const now = Date.now();
