@@ -68,7 +68,7 @@ function instance(schema) {
 function plan(body) {
   const last = body.messages.at(-1), question = body.messages.filter((m) => m.role === "user").at(-1)?.content ?? "", has = (w) => new RegExp(`\\b${w}\\b`, "i").test(question);
   let text = ANSWERS.find(([r]) => r.test(question))[1], rate = 400, wait = 30;
-  if (has("long")) text = LONG;
+  if (has("long")) { text = LONG; rate = 2000; }
   if (body.response_format?.type === "json_schema") text = JSON.stringify(instance(body.response_format.json_schema.schema));
   if (has("slow")) { rate = 8; wait = 400; }
   if (has("fast")) { rate = 200; text = LONG.repeat(4); }

@@ -21,7 +21,7 @@ export function App() {
   return (
     <div class="app" data-settings={settings} onDragOver={(e) => { if (files(e)) { e.preventDefault(); setOver(true); } }} onDragLeave={(e) => { if (!e.relatedTarget) setOver(false); }}
       onDrop={(e) => { if (!files(e)) return; e.preventDefault(); setOver(false); addFiles(e.dataTransfer.files); }}>
-      <a class="skip" href="#message">Skip to the message box</a>
+      {state.tab === "chat" && <nav class="skip-box" aria-label="Skip"><a class="skip" href="#message">Skip to the message box</a></nav>}
       <Sidebar />
       <div class="middle">
         <Header settings={settings} />
@@ -114,7 +114,7 @@ function Composer() {
   useEffect(() => { if (matchMedia("(pointer: fine)").matches) box.current?.focus(); }, [state.chat]);
   const submit = (e) => { e?.preventDefault(); sendDraft(); };
   return (
-    <form class="composer" onSubmit={submit}>
+    <form class="composer" aria-label="New message" onSubmit={submit}>
       {state.files.length > 0 && (
         <ul class="files" aria-label="Files to send">{state.files.map((f) => (
           <li class="file"><Icon name="file" /><span>{f.name}</span><span class="soft">{f.tokens === undefined ? "counting\u2026" : f.tokens === null ? "not counted" : `${f.tokens.toLocaleString("en")} tokens`}</span>

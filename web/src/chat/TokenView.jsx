@@ -4,18 +4,23 @@ import { chance, level, textUpTo, visible } from "./tokens.js";
 
 /** The tokens of an answer, colored by probability, with the alternatives of the chosen one. */
 export function TokenView({ node, generation }) {
-  const strip = useRef(null), box = useRef(null), count = useRef(0), [chosen, choose] = useState(null);
+  const strip = useRef(null), box = useRef(null), spans = useRef([]), [chosen, choose] = useState(null);
 
   useEffect(() => {
     strip.current.replaceChildren();
-    count.current = 0;
+    const all = spans.current = [];
+    let line = null;
     choose(null);
     const show = () => {
       const tokens = node.tokens ?? [];
-      for (; count.current < tokens.length; count.current++) {
-        const i = count.current, e = tokenOf(tokens[i], i, node.forked === i);
-        if (i && tokens[i - 1].r && !tokens[i].r) e.classList.add("begins");
-        strip.current.append(e);
+      for (let i = all.length; i < tokens.length; i++) {
+        const e = tokenOf(tokens[i], i, node.forked === i);
+        if (i && tokens[i - 1].r && !tokens[i].r) line = null;
+        // Lines are blocks of their own, so that a new token moves only its line.
+        if (!line) { line = document.createElement("div"); strip.current.append(line); }
+        line.append(e);
+        all.push(e);
+        if (tokens[i].t.endsWith("\n")) line = null;
       }
     };
     show();
@@ -25,14 +30,14 @@ export function TokenView({ node, generation }) {
   useEffect(() => {
     for (const e of strip.current.querySelectorAll("[aria-expanded=true]")) e.setAttribute("aria-expanded", "false");
     if (chosen === null) return;
-    strip.current.children[chosen]?.setAttribute("aria-expanded", "true");
-    place(box.current, strip.current.children[chosen], strip.current);
+    spans.current[chosen]?.setAttribute("aria-expanded", "true");
+    place(box.current, spans.current[chosen], strip.current);
     box.current.querySelector("button")?.focus({ preventScroll: true });
     box.current.scrollIntoView({ block: "nearest" });
   }, [chosen]);
 
   const focusOn = (i) => {
-    const all = strip.current.children, to = all[Math.max(0, Math.min(all.length - 1, i))];
+    const all = spans.current, to = all[Math.max(0, Math.min(all.length - 1, i))];
     if (!to) return;
     strip.current.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
     to.tabIndex = 0;

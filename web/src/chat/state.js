@@ -58,13 +58,13 @@ export async function readCard() {
 
 export function chooseModel(id) {
   update((s) => { s.chat.model = id; });
-  if (known()) store.save(state.chat);
+  if (known()) store.save(state.chat, state.live);
   readCard();
 }
 
 export function changeChat(change) {
   update((s) => change(s.chat));
-  if (known()) store.save(state.chat);
+  if (known()) store.save(state.chat, state.live);
 }
 
 export function changePrefs(change) {
@@ -100,7 +100,7 @@ export function nextChat(by) {
 
 export function rename(chat, title) {
   update(() => { chat.title = title.trim() || chat.title; });
-  store.save(chat);
+  store.save(chat, state.live);
 }
 
 export function removeChat(chat) {
@@ -169,8 +169,8 @@ async function answer(chat, question, start = {}) {
   const node = chats.add(chat, question.id, { role: "assistant", model, ...start });
   const generation = new Generation(node);
   update((s) => { s.live.set(node.id, generation); s.status = "Answer started."; });
-  store.save(chat);
-  const timer = setInterval(() => store.save(chat), 3000);
+  store.save(chat, state.live);
+  const timer = setInterval(() => store.save(chat, state.live), 3000);
   await generation.run(chat, chats.ancestry(chat, question), { model, probabilities: state.prefs.probabilities, prefix: start.content });
   clearInterval(timer);
   chat.updated = Date.now();

@@ -6,15 +6,42 @@ let database = null;
 export async function load() {
   try {
     database = createStore("transformer-lite", "chats");
-    return { chats: (await entries(database)).map(([, c]) => c).filter((c) => c && c.nodes), kept: true };
+    return { chats: (await entries(database)).map(([, c]) => c).filter((c) => c && c.nodes).map(unpacked), kept: true };
   } catch {
     database = null;
     return { chats: [], kept: false };
   }
 }
 
-export const save = (chat) => database ? set(chat.id, chat, database).catch((e) => console.warn("chat not kept:", e)) : Promise.resolve();
-export const saveAll = (chats) => database ? setMany(chats.map((c) => [c.id, c]), database) : Promise.resolve();
+/* Tokens with their alternatives are many small arrays: as one text they are kept much faster. Those of an answer that is
+   being written wait until it is complete. */
+const texts = new WeakMap();
+function packed(chat, live) {
+  const nodes = {};
+  for (const [id, n] of Object.entries(chat.nodes)) {
+    if (!n.tokens) { nodes[id] = n; continue; }
+    const { tokens, ...rest } = n;
+    if (!live?.has(id)) {
+      if (!texts.has(tokens)) texts.set(tokens, JSON.stringify(tokens));
+      rest.packed = texts.get(tokens);
+    }
+    nodes[id] = rest;
+  }
+  return { ...chat, nodes };
+}
+
+function unpacked(chat) {
+  for (const n of Object.values(chat.nodes)) {
+    if (typeof n.packed !== "string") continue;
+    n.tokens = JSON.parse(n.packed);
+    texts.set(n.tokens, n.packed);
+    delete n.packed;
+  }
+  return chat;
+}
+
+export const save = (chat, live) => database ? set(chat.id, packed(chat, live), database).catch((e) => console.warn("chat not kept:", e)) : Promise.resolve();
+export const saveAll = (chats) => database ? setMany(chats.map((c) => [c.id, packed(c)]), database) : Promise.resolve();
 export const remove = (id) => database ? del(id, database).catch(() => {}) : Promise.resolve();
 
 const PREFS = "tlite-preferences";

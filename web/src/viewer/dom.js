@@ -108,7 +108,7 @@ export function table(caption, columns, rows, { limit = 100, last = null, found 
       fill();
     } }))
     : null;
-  const scroll = make("div", { class: "v-scroll", tabindex: "0", role: "region", "aria-label": caption },
+  const scroll = make("div", { class: "v-scroll", tabindex: "0", role: "group", "aria-label": caption },
     make("table", {}, make("caption", { class: "visually-hidden" }, caption), make("thead", {}, make("tr", {}, heads)), body));
   const box = make("div", { class: "v-table" }, search, scroll, note);
   box.expand = () => { if (!all) { all = true; fill(); } };

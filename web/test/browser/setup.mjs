@@ -22,7 +22,7 @@ after(async () => { await shared.browser?.close(); await shared.server?.close();
 export async function opened({ viewport = DESKTOP, scheme = "light", phone = false, url = shared.server.url, html = null, motion = "no-preference" } = {}) {
   const context = await shared.browser.newContext({ viewport: phone ? PHONE : viewport, colorScheme: scheme, isMobile: phone, hasTouch: phone, reducedMotion: motion, permissions: html ? [] : ["clipboard-read", "clipboard-write"] });
   const page = await context.newPage(), problems = [], elsewhere = [];
-  page.setDefaultTimeout(10_000);
+  page.setDefaultTimeout(20_000);
   page.on("pageerror", (e) => problems.push(e.message));
   page.on("console", (m) => { if (m.type() === "error" && !/status of (401|400|404|503)/.test(m.text()) && !/ERR_(INCOMPLETE_CHUNKED|CONNECTION|EMPTY)/.test(m.text())) problems.push(m.text()); });
   context.on("request", (r) => { if (!r.url().startsWith(url) && !/^(data|blob|about):/.test(r.url()) && !(html && r.url() === "http://report.test/")) elsewhere.push(r.url()); });

@@ -24,9 +24,9 @@ test("inspect_shows_all_facts_and_evaluates_lengths", async () => {
   const fact = (name) => page.getAttribute(`[data-fact="${name}"]`, "data-bytes").then(Number);
   assert.equal(await fact("arena-now"), report.plans[0].arena_bytes);
   assert.equal(await fact("arena-reserved"), report.arena_bytes);
-  await page.getByLabel("sequence_length, slider").fill("16");
+  await page.getByLabel("sequence_length, slider", { exact: true }).fill("16");
   assert.ok(await fact("arena-now") < report.plans[0].arena_bytes / 2);
-  await page.getByText("decode", { exact: true }).click();
+  await page.locator(".v-aside").getByText("decode", { exact: true }).click();
   assert.equal(await fact("arena-now"), report.plans[1].arena_bytes);
   const text = await page.locator("#view").innerText();
   for (const part of ["194.2 MB", "98.3 MB", "94.4 MB", "at run time, of 5 in the file", "multiples of 64", "Each run checks", "As exported (1,831)", "As planned (312)", "norm_matmul"]) assert.ok(text.includes(part), part);
@@ -48,7 +48,7 @@ test("inspect_searches_the_graph_and_shows_attributes", async () => {
 
 test("fragments_of_the_address_set_lengths_and_plans", async () => {
   const { page, close } = await opened({ html: viewer("inspect-llm") });
-  await page.evaluate(() => { location.hash = "#plan=decode&past_sequence_length=100&view=planned&search=gate"; });
+  await page.evaluate(() => { location.hash = "#plan=decode&past_sequence_length=100&view=planned&search=mlp"; });
   await page.waitForFunction(() => document.querySelector(".v-aside").innerText.includes("past_sequence_length = 127"));
   assert.ok(await page.locator(".v-found button").count() > 10);
   await close();
