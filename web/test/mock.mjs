@@ -85,7 +85,7 @@ function plan(body) {
     fault: ["break", "fail", "garbage"].find(has) ?? null, busy: has("busy"), bad: has("refuse") };
 }
 
-export async function start({ port = 0, key = null, report = true, card = true } = {}) {
+export async function start({ port = 0, key = null, report = true, card = true, rate = null } = {}) {
   const requests = [];
   let previous = 0;
   const server = createServer((req, res) => {
@@ -130,6 +130,7 @@ export async function start({ port = 0, key = null, report = true, card = true }
     const id = `chatcmpl-${requests.length}`, base = { id, object: "chat.completion.chunk", created: 1_790_000_000, model: body.model };
     const event = (v) => res.write(`data: ${JSON.stringify({ ...base, ...v })}\n\n`);
     event({ choices: [{ index: 0, delta: { role: "assistant", content: "" }, finish_reason: null }] });
+    if (rate) p.rate = rate;
     const next = random(p.seed), all = [...p.reasoning.map((t) => [t, true]), ...p.tokens.map((t) => [t, false])];
     let i = 0, timer = null;
     const began = Date.now() + p.wait;

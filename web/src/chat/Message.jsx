@@ -71,11 +71,13 @@ function Stats({ node }) {
   return <p class="stats">{parts.filter(Boolean).map((t, i) => <span>{i > 0 && <span aria-hidden="true"> · </span>}{t}</span>)}</p>;
 }
 
-const FINISH = { length: "Stopped at the token limit.", stopped: "Stopped.", content_filter: "Stopped by the server." };
+const FINISH = { length: "Stopped at the token limit.", stopped: "Stopped.", content_filter: "Stopped by the server.", lost: "The page closed before this answer was complete." };
 
 export function Answer({ node, number, grown }) {
   const generation = state.live.get(node.id), running = Boolean(generation), tokens = state.tokens.has(node.id);
   const toggle = () => update((s) => { if (!s.tokens.delete(node.id)) s.tokens.add(node.id); });
+  // An answer without an end was being written when the page closed.
+  const finish = node.finish ?? (node.error || running ? null : "lost");
   let json = null;
   if (node.json && !running && node.content) try { JSON.parse(node.content); json = "Valid JSON."; } catch { json = "Not complete JSON."; }
   return (
@@ -87,8 +89,8 @@ export function Answer({ node, number, grown }) {
         )
         : <Markdown key={node.id} node={node} generation={generation} grown={grown} />}
       {running && <Waiting node={node} generation={generation} />}
-      {json && <p class="hint">{json}</p>}
-      {!running && FINISH[node.finish] && <p class="hint note">{FINISH[node.finish]}</p>}
+      {json && <p class="hint note">{json}</p>}
+      {!running && FINISH[finish] && <p class="hint note">{FINISH[finish]}</p>}
       {node.error && <div class="error" role="alert"><span>{node.error.message}{node.error.retryAfter ? ` Try again in ${node.error.retryAfter} s.` : ""}</span><button type="button" class="button" onClick={() => regenerate(node)}>Try again</button></div>}
       {!running && <Stats node={node} />}
       <div class="actions">
@@ -96,7 +98,7 @@ export function Answer({ node, number, grown }) {
         {!running && <>
           <IconButton icon="copy" label="Copy answer" onClick={async () => { await copied(node.content); toast("Copied."); }} />
           <IconButton icon="redo" label="Regenerate answer" disabled={busy()} onClick={() => regenerate(node)} />
-          {(node.finish === "length" || node.finish === "stopped") && node.content && <IconButton icon="more" text="Continue" label="Continue this answer" onClick={() => continueAnswer(node)} />}
+          {["length", "stopped", "lost"].includes(finish) && node.content && <IconButton icon="more" text="Continue" label="Continue this answer" onClick={() => continueAnswer(node)} />}
         </>}
         <IconButton icon="tokens" label="Show token probabilities" aria-pressed={tokens} onClick={toggle} />
       </div>

@@ -14,7 +14,7 @@ const marked = new Marked({ gfm: true, breaks: false, async: false, renderer: {
 const CLEAN = {
   ALLOWED_TAGS: ["p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a", "table", "thead", "tbody", "tr", "th", "td", "span"],
   ALLOWED_ATTR: ["href", "title", "class", "align", "start"],
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i, ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true,
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i, ADD_URI_SAFE_ATTR: ["align", "start"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true,
 };
 const purify = DOMPurify(window);
 purify.addHook("afterSanitizeAttributes", (node) => {
@@ -108,6 +108,7 @@ export class MarkdownView {
   reset() {
     this.text = "";
     this.closed = 0;
+    this.blocks = [];
     this.openNodes = [];
     this.finished = false;
     this.parses = 0;
@@ -119,30 +120,44 @@ export class MarkdownView {
     if (text.includes("\r")) text = text.replace(/\r\n?/g, "\n");
     if (!text.startsWith(this.text) || (this.finished && text !== this.text)) this.reset();
     if (text === this.text && this.finished === done) return;
-    // A link may use a definition in another block.
-    if (done && /^ {0,3}\[[^\]]+\]:/m.test(text)) this.reset();
+    if (done && !this.same(text)) this.reset();
     this.text = text;
     const tail = text.slice(this.closed);
     if (!done && this.appendCode(tail)) return;
     const tokens = marked.lexer(tail);
     this.parses += tail.length;
     let last = tokens.length;
-    if (!done) { do last--; while (last > 0 && tokens[last].type === "space"); last = Math.max(0, last); }
+    if (!done) {
+      const back = () => { do last--; while (last > 0 && tokens[last].type === "space"); };
+      back();
+      // The beginning of a line may still turn into a part of the block before it.
+      if (last > 0 && !tokens[last].raw.includes("\n")) back();
+      last = Math.max(0, last);
+    }
     for (const n of this.openNodes) n.remove();
     this.openNodes = [];
     if (last > 0) {
       const complete = tokens.slice(0, last);
       complete.links = tokens.links;
       color(this.append(complete));
+      this.blocks.push(...complete.map(mark));
       this.closed += complete.reduce((n, t) => n + t.raw.length, 0);
     }
     if (last < tokens.length) {
       const open = tokens.slice(last);
       open.links = tokens.links;
       this.openNodes = this.append(open);
-      this.openFence = this.openCode(open[0], tail);
+      this.openFence = open.length === 1 ? this.openCode(open[0], text.slice(this.closed)) : 0;
     } else this.openFence = 0;
     this.finished = done;
+  }
+
+  /* Whether the blocks that were rendered so far are those of the whole text. In rare cases later text changes them, and a
+     link may use a definition in another block. */
+  same(text) {
+    if (!this.closed) return true;
+    const tokens = marked.lexer(text);
+    return !Object.keys(tokens.links).length && this.blocks.every((b, i) => tokens[i] && mark(tokens[i]) === b);
   }
 
   /* The length of the tail if it is an open code block that starts at the margin, else 0. */
@@ -170,6 +185,8 @@ export class MarkdownView {
     return nodes;
   }
 }
+
+const mark = (t) => `${t.type}\n${t.raw}\n${t.text ?? ""}`;
 
 function closedFence(raw) {
   const fence = /^ {0,3}(`{3,}|~{3,})/.exec(raw)[1];

@@ -23,6 +23,7 @@ test("01_answers_stream_as_markdown_with_speed", async () => {
   await ask("A table");
   assert.equal(await last(page, ".answer table").locator("tr").count(), 3);
   assert.equal(await last(page, ".answer").locator("ol > li").count(), 2);
+  assert.equal(await last(page, ".answer td").evaluate((e) => getComputedStyle(e).textAlign), "right");
   assert.match(await last(page, ".stats").innerText(), /first token 0\.\d\d s · \d+ tokens\/s · \d+ tokens · prompt \d+/);
   await close();
 });
@@ -68,6 +69,18 @@ test("04_stop_closes_the_request_and_continue_goes_on", async () => {
   assert.equal(body.continue_final_message, true);
   assert.equal(body.add_generation_prompt, false);
   assert.equal(body.messages.at(-1).role, "assistant");
+  await close();
+});
+
+test("04b_answers_that_were_cut_off_by_a_reload_continue", async () => {
+  const { page, ask, close } = await opened();
+  await ask("slow", { wait: false });
+  await page.waitForTimeout(3600);
+  await page.reload();
+  await page.locator(".chat-item").first().click();
+  await page.getByText("The page closed before this answer was complete.").waitFor();
+  assert.ok((await page.locator(".markdown").innerText()).length > 10);
+  assert.equal(await page.getByRole("button", { name: "Continue" }).count(), 1);
   await close();
 });
 

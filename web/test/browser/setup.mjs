@@ -55,7 +55,7 @@ export async function opened({ viewport = DESKTOP, scheme = "light", phone = fal
 /** What axe-core finds wrong. The page's policy allows no foreign scripts, so axe runs in the tool's own world. */
 export async function axeFindings(page) {
   await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }));
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"], runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"] }));
   return violations.map((v) => `${v.id}: ${v.nodes.map((n) => `${n.target.join(" ")}: ${n.failureSummary.split("\n").slice(1, 2).join("").trim()}`).slice(0, 4).join(" | ")}`);
 }
 
