@@ -74,7 +74,8 @@ function plan(body) {
   if (has("fast")) { rate = 200; text = LONG.repeat(4); }
   if (has("bench")) { rate = 120; }
   let tokens = tokensOf(text), start = 0;
-  if (has("fast")) tokens = tokens.slice(0, 2000);
+  if (has("marathon")) { rate = 200; tokens = tokensOf(LONG.repeat(6)); }
+  if (has("fast") || has("marathon")) tokens = tokens.slice(0, has("fast") ? 2000 : 10_000);
   if (body.continue_final_message && last.role === "assistant") {
     const whole = tokens.join("");
     tokens = whole.startsWith(last.content) ? tokensOf(whole.slice(last.content.length)) : tokensOf(" words follow another path from here, and the rest of the answer is new.");

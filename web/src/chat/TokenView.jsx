@@ -1,31 +1,32 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { busy, continueFrom } from "./state.js";
 import { chance, level, textUpTo, visible } from "./tokens.js";
 
 /** The tokens of an answer, colored by probability, with the alternatives of the chosen one. */
 export function TokenView({ node, generation }) {
-  const strip = useRef(null), box = useRef(null), spans = useRef([]), [chosen, choose] = useState(null);
+  const strip = useRef(null), box = useRef(null), spans = useRef([]), line = useRef(null), [chosen, choose] = useState(null);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     strip.current.replaceChildren();
-    const all = spans.current = [];
-    let line = null;
+    spans.current = [];
+    line.current = null;
     choose(null);
-    const show = () => {
-      const tokens = node.tokens ?? [];
-      for (let i = all.length; i < tokens.length; i++) {
-        const e = tokenOf(tokens[i], i, node.forked === i);
-        if (i && tokens[i - 1].r && !tokens[i].r) line = null;
-        // Lines are blocks of their own, so that a new token moves only its line.
-        if (!line) { line = document.createElement("div"); strip.current.append(line); }
-        line.append(e);
-        all.push(e);
-        if (tokens[i].t.endsWith("\n")) line = null;
-      }
-    };
     show();
-    return generation?.listen(show);
-  }, [node, generation]);
+  }, [node]);
+
+  useEffect(() => { show(); return generation?.listen(show); }, [node, generation]);
+
+  /* Adds the tokens that are not shown yet. Lines are blocks of their own, so that a new token moves only its line. */
+  function show() {
+    const all = spans.current, tokens = node.tokens ?? [];
+    for (let i = all.length; i < tokens.length; i++) {
+      if (i && tokens[i - 1].r && !tokens[i].r) line.current = null;
+      if (!line.current) { line.current = document.createElement("div"); strip.current.append(line.current); }
+      all.push(tokenOf(tokens[i], i, node.forked === i));
+      line.current.append(all[i]);
+      if (tokens[i].t.endsWith("\n")) line.current = null;
+    }
+  }
 
   useEffect(() => {
     for (const e of strip.current.querySelectorAll("[aria-expanded=true]")) e.setAttribute("aria-expanded", "false");

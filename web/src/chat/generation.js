@@ -1,5 +1,6 @@
 import { stream } from "./api.js";
 import { formatOf, messagesOf, samplingOf } from "./chats.js";
+import { remember } from "./store.js";
 import { kept } from "./tokens.js";
 
 /**
@@ -37,6 +38,8 @@ export class Generation {
   async run(chat, history, { model, probabilities, prefix }) {
     const { node } = this, start = performance.now();
     let first = null, last = start, count = 0, usage = null;
+    // The tokens as text, made bit by bit: making it at the end would take long.
+    const texts = (node.tokens ?? []).map((t) => JSON.stringify(t));
     const messages = messagesOf(chat, history);
     if (prefix) {
       const message = { role: "assistant", content: prefix };
@@ -56,7 +59,11 @@ export class Generation {
         if (reasoning) node.reasoning = (node.reasoning ?? "") + reasoning;
         if (content) node.content += content;
         const entries = choice.logprobs?.content ?? [];
-        if (entries.length) (node.tokens ??= []).push(...entries.map((e) => kept(e, Boolean(reasoning) && !content)));
+        for (const e of entries) {
+          const token = kept(e, Boolean(reasoning) && !content);
+          (node.tokens ??= []).push(token);
+          texts.push(JSON.stringify(token));
+        }
         if (content || reasoning || entries.length) {
           last = performance.now();
           first ??= last;
@@ -73,6 +80,7 @@ export class Generation {
     node.stats = { first: first === null ? null : (first - start) / 1000, total: (last - start) / 1000, tokens: made,
       speed: first !== null && made > 1 && last > first ? (made - 1) / ((last - first) / 1000) : null,
       prompt: usage?.prompt_tokens ?? null, cached: usage?.prompt_tokens_details?.cached_tokens ?? null };
+    if (node.tokens) remember(node.tokens, `[${texts.join(",")}]`);
     this.running = false;
     for (const f of this.listeners) f();
   }

@@ -16,6 +16,9 @@ export async function load() {
 /* Tokens with their alternatives are many small arrays: as one text they are kept much faster. Those of an answer that is
    being written wait until it is complete. */
 const texts = new WeakMap();
+/** Gives the text of tokens that never change again. */
+export const remember = (tokens, text) => texts.set(tokens, text);
+
 function packed(chat, live) {
   const nodes = {};
   for (const [id, n] of Object.entries(chat.nodes)) {

@@ -41,7 +41,7 @@ export async function opened({ viewport = DESKTOP, scheme = "light", phone = fal
     await page.waitForFunction((n) => document.querySelectorAll(".answer").length > n, before);
     if (wait) await done();
   };
-  const done = () => page.waitForFunction(() => document.querySelector(".answer") && !document.querySelector("[aria-busy=true]"));
+  const done = () => page.waitForFunction(() => document.querySelector(".answer") && !document.querySelector("[aria-busy=true]"), null, { timeout: 90_000 });
   return {
     page, context, problems, elsewhere, ask, done,
     async close() {
