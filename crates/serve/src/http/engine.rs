@@ -31,6 +31,8 @@ pub struct ModelSource {
     pub id: String,
     /// Loads it. Called again after it was unloaded, or if an attempt failed.
     pub load: Box<dyn Fn() -> Result<Engine> + Send + Sync>,
+    /// Describes it in JSON, as `tlite inspect --json` does; `None` if that is not possible.
+    pub report: Option<Box<dyn Fn() -> Result<String> + Send + Sync>>,
 }
 
 impl fmt::Debug for ModelSource {
@@ -69,13 +71,22 @@ impl Models {
         self.slots.iter().map(|slot| slot.source.id.clone()).collect()
     }
 
-    /// The model `name`, or the first one; loaded if it is not.
-    pub async fn get(&self, name: Option<&str>) -> std::result::Result<(String, Arc<Engine>), ApiError> {
+    fn slot(&self, name: Option<&str>) -> std::result::Result<&Slot, ApiError> {
         let slot = match name {
             Some(name) => self.slots.iter().find(|slot| slot.source.id == name),
             None => self.slots.first(),
         };
-        let slot = slot.ok_or_else(|| ApiError::no_model(name.unwrap_or_default(), &self.names()))?;
+        slot.ok_or_else(|| ApiError::no_model(name.unwrap_or_default(), &self.names()))
+    }
+
+    /// The source of the model `name`, or of the first one.
+    pub fn source(&self, name: Option<&str>) -> std::result::Result<Arc<ModelSource>, ApiError> {
+        Ok(self.slot(name)?.source.clone())
+    }
+
+    /// The model `name`, or the first one; loaded if it is not.
+    pub async fn get(&self, name: Option<&str>) -> std::result::Result<(String, Arc<Engine>), ApiError> {
+        let slot = self.slot(name)?;
         *slot.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let mut engine = slot.engine.lock().await;
         if let Some(engine) = &*engine {

@@ -9,6 +9,7 @@ mod health;
 mod listen;
 mod metrics;
 mod models;
+mod page;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -101,6 +102,9 @@ fn json(value: &impl serde::Serialize) -> Response {
     }
 }
 
+/// Time for the body of a request.
+const BODY: Duration = Duration::from_secs(60);
+
 /// The body of a request, which must be JSON.
 struct JsonBody(Bytes);
 
@@ -119,7 +123,10 @@ impl FromRequest<Arc<Server>> for JsonBody {
             let what = "expected the header Content-Type: application/json";
             return Err(ApiError::new(415, what));
         }
-        match Bytes::from_request(request, server).await {
+        let Ok(body) = tokio::time::timeout(BODY, Bytes::from_request(request, server)).await else {
+            return Err(ApiError::new(408, format!("the body took more than {BODY:?}")));
+        };
+        match body {
             Ok(body) => Ok(Self(body)),
             Err(BytesRejection::FailedToBufferBody(e)) if e.status() == StatusCode::PAYLOAD_TOO_LARGE => {
                 let what = format!(
@@ -164,6 +171,7 @@ fn routes() -> (axum::Router<Arc<Server>>, utoipa::openapi::OpenApi) {
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(models::card))
+        .routes(routes!(models::report))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
         .routes(routes!(tokens::apply_template))
@@ -178,6 +186,7 @@ fn app(server: Arc<Server>) -> axum::Router {
     let document = document.to_json().unwrap_or_default();
     let describe = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
     router
+        .merge(page::routes())
         .route("/openapi.json", axum::routing::get(describe))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)

@@ -1,9 +1,10 @@
 //! `/v1/models`, and what the page shows of a model.
 
-use super::{ApiError, Shared, json};
+use super::{ApiError, Shared, blocking, json};
 use crate::wire::ErrorResponse;
 use axum::extract::{Path, Query, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use http::header;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
@@ -26,6 +27,9 @@ pub(super) enum Failures {
     /// The method is wrong
     #[response(status = 405)]
     Method(#[to_schema] ErrorResponse),
+    /// The body took too long
+    #[response(status = 408)]
+    Slow(#[to_schema] ErrorResponse),
     /// The body is too large
     #[response(status = 413)]
     Size(#[to_schema] ErrorResponse),
@@ -157,4 +161,18 @@ pub(super) async fn card(State(server): Shared, Query(named): Query<Named>) -> R
         notes: engine.batcher.notes().iter().map(ToString::to_string).collect(),
         version: env!("CARGO_PKG_VERSION"),
     }))
+}
+
+/// Describes a model's graph, plans and memory
+#[utoipa::path(
+    get, path = "/tlite/report", tag = "Page", params(Named),
+    responses((status = 200, body = serde_json::Value, description = "As `tlite inspect --json`"), Failures),
+)]
+pub(super) async fn report(State(server): Shared, Query(named): Query<Named>) -> Result<Response, ApiError> {
+    let source = server.models.source(named.model.as_deref())?;
+    let report = blocking(move || match &source.report {
+        Some(report) => Ok(report()?),
+        None => Err(ApiError::new(404, "this server makes no reports")),
+    });
+    Ok(([(header::CONTENT_TYPE, "application/json")], report.await?).into_response())
 }

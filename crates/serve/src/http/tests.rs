@@ -44,6 +44,7 @@ impl Service {
             ModelSource {
                 id: (*name).to_owned(),
                 load: Box::new(move || engine(&folder, &batch)),
+                report: None,
             }
         };
         let address = Address::Tcp(([127, 0, 0, 1], 8080).into());
@@ -428,6 +429,7 @@ async fn keys_hosts_and_origins_are_checked() {
         assert_eq!(found.as_u16(), status, "{name}: {value}: {text}");
     }
     assert_eq!(service.get("/health").await.0.as_u16(), 200);
+    assert_eq!(service.get("/").await.0.as_u16(), 200);
     assert_eq!(service.get("/nothing").await.0.as_u16(), 401);
 
     let options = ServeOptions {
@@ -502,4 +504,29 @@ async fn all_routes_are_described() {
         }
     }
     assert!(paths.contains_key(CHAT) && paths.len() >= 10, "{paths:?}");
+}
+
+#[tokio::test]
+async fn the_page_is_served_whole_and_once() {
+    let service = Service::new();
+    let request = |path: &str, tag: &str| {
+        let request = Request::get(path)
+            .header("host", "localhost")
+            .header("if-none-match", tag);
+        service.app.clone().oneshot(request.body(Body::empty()).unwrap())
+    };
+    for path in ["/", "/app.js", "/app.css", "/report.js", "/NOTICES"] {
+        let response = request(path, "").await.unwrap();
+        let headers = response.headers().clone();
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(
+            policy.contains("default-src 'self'") && !policy.contains("unsafe"),
+            "{policy}"
+        );
+        let again = request(path, headers[header::ETAG].to_str().unwrap())
+            .await
+            .unwrap();
+        assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{path}");
+    }
 }

@@ -4,12 +4,13 @@ use super::interrupt::Interrupt;
 use super::load::model_folder;
 use super::options::{ExecOptions, Verbosity, from_one, from_zero, read_text};
 use super::output::{note, warning};
+use crate::inspect;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::llm::Codec;
 use transformer_lite::unstable::llm::load::LoadOptions;
 use transformer_lite::{BatchOptions, Batcher};
@@ -147,6 +148,22 @@ impl Args {
         let last = model.file_name().filter(|_| model.exists());
         let id = last.map_or_else(|| model.to_string_lossy(), |name| name.to_string_lossy());
         let id = id.strip_suffix(".gguf").unwrap_or(&id).to_owned();
+        let (path, caps) = (folder.dir().to_owned(), self.exec.on.placement().caps().ok());
+        let request = caps.map(|caps| inspect::Request {
+            caps,
+            context: options.context,
+            kv: options.kv,
+            act: options.act,
+            float: options.float,
+            ..inspect::Request::default()
+        });
+        let report = request.map(|request| -> Box<dyn Fn() -> Result<String> + Send + Sync> {
+            Box::new(move || {
+                let report = inspect::inspect(&path, &request)?;
+                let text = serde_json::to_string(&report);
+                text.map_err(|e| Error::caused(Stage::Run, "cannot write the report", e))
+            })
+        });
         let load = move || {
             let mut codec = Codec::load(folder.clone())?;
             // Messages of clients must not forge turns of others.
@@ -160,6 +177,7 @@ impl Args {
         Ok(ModelSource {
             id,
             load: Box::new(load),
+            report,
         })
     }
 }
@@ -222,4 +240,7 @@ fn print_ready(engine: &Engine, address: &Address) {
         place.backend
     ));
     note(&format!("OpenAI base URL: {address}/v1"));
+    if matches!(address, Address::Tcp(_)) {
+        note(&format!("page: {address}/"));
+    }
 }
