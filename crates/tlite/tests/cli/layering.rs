@@ -113,7 +113,7 @@ fn add_lines(root: &Path, folder: &Path, out: &mut Vec<Line>) {
 fn lines() -> Vec<Line> {
     let root = Path::new(tlite_testing::ROOT);
     let mut lines = Vec::new();
-    for folder in ["src", "crates/capi/src", "crates/convert/src", "crates/tlite/src"] {
+    for folder in ["src", "crates/capi/src", "crates/convert/src", "crates/serve/src", "crates/tlite/src"] {
         add_lines(root, &root.join(folder), &mut lines);
     }
     assert!(lines.len() > 10_000, "only {} lines found", lines.len());
@@ -195,6 +195,7 @@ fn dependencies_stay_in_their_folders() {
         ),
         (&["no_mangle", "c_char"], "crates/capi"),
         (&["ureq"], "crates/convert/src/models/hub"),
+        (&["axum", "hyper", "tokio"], "crates/serve/src/http"),
         (&["sha2"], "crates/convert/src/models"),
         (
             &["clap", "indicatif", "ctrlc", "signal_hook", "terminal_size"],
@@ -234,6 +235,8 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("crates/convert/src/quantize/source.rs", 1, "the size of a damaged tensor, which reading refuses"),
     ("crates/convert/src/quantize/transcode.rs", 1, "the size of a damaged tensor, which reading refuses"),
     ("crates/tlite/src/cli/interrupt.rs", 1, "an exit code, for signals below 128"),
+    ("crates/serve/src/wire/common.rs", 1, "a negative `top_k` means none"),
+    ("crates/serve/src/http/metrics.rs", 1, "a count beyond the integers of gauges"),
     ("src/vision/picture.rs", 3, "saturating arithmetic of pixels"),
     ("crates/tlite/src/inspect/summary.rs", 1, "bits of a type, at most 64"),
     ("src/kernels/attention/kv_append/cpu.rs", 1, "a negative place is none"),
