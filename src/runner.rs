@@ -444,7 +444,13 @@ impl Runner {
                 None if !known.contains(name.as_str()) => {
                     let all = self.inputs().map(|(n, _)| n);
                     let all = all.chain(self.unranked().map(|(n, _)| n));
-                    let all: Vec<&str> = all.chain(self.defaults().map(|(n, _)| n)).collect();
+                    let mut all: Vec<String> = all.map(str::to_owned).collect();
+                    // Weights that may be replaced; a network can have hundreds.
+                    match defaults.len() {
+                        0 => {}
+                        n @ 1..=8 => all.extend(self.defaults().take(n).map(|(n, _)| n.to_owned())),
+                        n => all.push(format!("and {n} weights")),
+                    }
                     wrong.push(format!(
                         "the model has no input \"{name}\"; its inputs are {}",
                         all.join(", ")

@@ -173,6 +173,10 @@ impl Codec {
         match prompt.into() {
             Prompt::Text(text) => self.tokenizer.encode(text, true),
             Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
+            Prompt::Chat([]) | Prompt::Continued([]) => Err(Error::usage(
+                "messages",
+                "are empty; expected at least one message",
+            )),
             Prompt::Chat(messages) => {
                 let text = self.chat_text(messages, values, cancel)?;
                 self.tokenizer.encode_marked(&text)

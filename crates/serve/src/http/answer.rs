@@ -2,7 +2,7 @@
 
 use super::metrics::Ended;
 use super::{ApiError, Engine, Server, blocking};
-use crate::wire::{FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage};
+use crate::wire::{ErrorResponse, FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage};
 use axum::response::sse::{Event as Sse, KeepAlive, Sse as SseResponse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::poll_fn;
@@ -23,7 +23,7 @@ const COMMENT: Duration = Duration::from_secs(15);
 /// What happens to an answer.
 enum Event {
     Part(Part),
-    End(FinishReason, Metrics),
+    End(End),
     Failed(ApiError),
 }
 
@@ -44,22 +44,66 @@ pub(super) struct Whole {
     pub thought: String,
     pub calls: Vec<ToolCall>,
     pub log_probs: Vec<LogProb>,
-    pub finish: Option<FinishReason>,
+    pub end: Option<End>,
+}
+
+impl Whole {
+    /// Why it ended.
+    pub fn finish(&self) -> Option<FinishReason> {
+        self.end.as_ref().map(|end| end.finish)
+    }
+}
+
+/// How an answer ended.
+pub(super) struct End {
+    pub finish: FinishReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     pub metrics: Metrics,
 }
 
-/// The form that a route gives answers.
-pub(super) trait Form: Send + 'static {
-    type Chunk: Serialize;
+/// Events of a stream that can be sent.
+#[derive(Default)]
+pub(super) struct Out(VecDeque<Sse>);
 
-    /// The first event of an answer.
-    fn first(&mut self, index: usize) -> Option<Self::Chunk>;
+impl Out {
+    /// Adds an event.
+    pub fn data(&mut self, chunk: &impl Serialize) {
+        self.push(Sse::default(), chunk);
+    }
+
+    /// Adds an event with a name.
+    pub fn named(&mut self, name: &str, chunk: &impl Serialize) {
+        self.push(Sse::default().event(name), chunk);
+    }
+
+    /// Adds an event that is not JSON.
+    pub fn text(&mut self, text: &str) {
+        self.0.push_back(Sse::default().data(text));
+    }
+
+    fn push(&mut self, event: Sse, chunk: &impl Serialize) {
+        match serde_json::to_string(chunk) {
+            Ok(text) => self.0.push_back(event.data(text)),
+            Err(e) => log::error!("cannot write an event: {e}"),
+        }
+    }
+}
+
+/// The form that a route gives events.
+pub(super) trait Form: Send + 'static {
+    /// The beginning of an answer.
+    fn first(&mut self, index: usize, out: &mut Out);
     /// More of an answer.
-    fn part(&mut self, index: usize, part: Part) -> Self::Chunk;
+    fn part(&mut self, index: usize, part: Part, out: &mut Out);
     /// The end of an answer.
-    fn end(&mut self, index: usize, finish: FinishReason) -> Self::Chunk;
-    /// The counts of tokens.
-    fn usage(&mut self, usage: Usage) -> Self::Chunk;
+    fn end(&mut self, index: usize, end: &End, out: &mut Out);
+    /// The end of all answers.
+    fn close(&mut self, usage: Usage, out: &mut Out);
+    /// An error, which ends the stream.
+    fn fail(&mut self, e: ApiError, out: &mut Out) {
+        out.data(&ErrorResponse { error: e.body });
+    }
 }
 
 /// Ends work on a thread when the request ends that waits for it.
@@ -180,7 +224,14 @@ impl Pump {
         }
         let finish = self.ticket.finish().and_then(|finish| self.parts.finish(finish));
         let (event, ended) = match finish {
-            Some(finish) => (Event::End(finish, self.ticket.metrics()), Ended::Complete),
+            Some(finish) => {
+                let end = End {
+                    finish,
+                    stop: self.ticket.stop().map(str::to_owned),
+                    metrics: self.ticket.metrics(),
+                };
+                (Event::End(end), Ended::Complete)
+            }
             None => (
                 Event::Failed(ApiError::new(503, "the server is being stopped")),
                 Ended::Failed,
@@ -236,33 +287,36 @@ impl Answers {
                         }
                     }
                 }
-                Event::End(finish, metrics) => {
-                    (whole.finish, whole.metrics) = (Some(finish), metrics);
+                Event::End(end) => {
+                    whole.end = Some(end);
                     open -= 1;
                 }
                 Event::Failed(e) => return Err(e),
             }
         }
-        let metrics: Vec<Metrics> = all.iter().map(|whole| whole.metrics).collect();
+        let metrics = all.iter().flat_map(|whole| &whole.end).map(|end| end.metrics);
+        let metrics: Vec<Metrics> = metrics.collect();
         let usage = self.usage(&metrics);
         Ok((all, usage))
     }
 
+    /// Tokens of all prompts.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().sum()
+    }
+
     /// The answers as events while they are generated.
-    pub fn stream(self, with_usage: bool, form: impl Form) -> Response {
+    pub fn stream(self, form: impl Form) -> Response {
         let mut events = Events {
             open: self.count(),
             metrics: vec![Metrics::default(); self.count()],
             answers: self,
-            with_usage,
             form,
-            ready: VecDeque::new(),
+            out: Out::default(),
             ended: false,
         };
         for index in 0..events.open {
-            if let Some(chunk) = events.form.first(index) {
-                events.push(&chunk);
-            }
+            events.form.first(index, &mut events.out);
         }
         let body = stream::unfold(events, |mut events| async {
             let event = events.next().await?;
@@ -287,24 +341,16 @@ struct Events<F: Form> {
     /// Answers that are not complete.
     open: usize,
     metrics: Vec<Metrics>,
-    with_usage: bool,
     form: F,
-    ready: VecDeque<Sse>,
+    out: Out,
     ended: bool,
 }
 
 impl<F: Form> Events<F> {
-    fn push(&mut self, chunk: &impl Serialize) {
-        match serde_json::to_string(chunk) {
-            Ok(text) => self.ready.push_back(Sse::default().data(text)),
-            Err(e) => log::error!("cannot write an event: {e}"),
-        }
-    }
-
     /// The next event; `None` after the last.
     async fn next(&mut self) -> Option<Sse> {
         loop {
-            if let Some(event) = self.ready.pop_front() {
+            if let Some(event) = self.out.0.pop_front() {
                 return Some(event);
             }
             if self.ended {
@@ -317,19 +363,17 @@ impl<F: Form> Events<F> {
 
     fn take(&mut self, event: Option<(usize, Event)>) {
         match event {
-            Some((index, Event::Part(part))) => {
-                let chunk = self.form.part(index, part);
-                self.push(&chunk);
-            }
-            Some((index, Event::End(finish, metrics))) => {
+            Some((index, Event::Part(part))) => self.form.part(index, part, &mut self.out),
+            Some((index, Event::End(end))) => {
+                self.form.end(index, &end, &mut self.out);
                 if let Some(slot) = self.metrics.get_mut(index) {
-                    *slot = metrics;
+                    *slot = end.metrics;
                 }
-                let chunk = self.form.end(index, finish);
-                self.push(&chunk);
                 self.open -= 1;
                 if self.open == 0 {
-                    self.end();
+                    let usage = self.answers.usage(&self.metrics);
+                    self.form.close(usage, &mut self.out);
+                    self.ended = true;
                 }
             }
             Some((_, Event::Failed(e))) => self.fail(e),
@@ -337,20 +381,9 @@ impl<F: Form> Events<F> {
         }
     }
 
-    /// What comes after all answers.
-    fn end(&mut self) {
-        if self.with_usage {
-            let usage = self.answers.usage(&self.metrics);
-            let chunk = self.form.usage(usage);
-            self.push(&chunk);
-        }
-        self.ready.push_back(Sse::default().data("[DONE]"));
-        self.ended = true;
-    }
-
     /// An error ends the stream with all its answers.
     fn fail(&mut self, e: ApiError) {
-        self.push(&crate::wire::ErrorResponse { error: e.body });
+        self.form.fail(e, &mut self.out);
         self.ended = true;
     }
 }

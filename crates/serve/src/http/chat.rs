@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::answer::{Form, submit};
+use super::answer::{End, Form, Out, Whole, submit};
 use super::models::Failures;
 use super::{FINGERPRINT, JsonBody, Shared, json, now};
 use crate::wire::{
@@ -26,15 +26,17 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
         created: now(),
         model,
         log_probs: job.wants_log_probs(),
+        wants_usage: common.wants_usage(),
         calls: BTreeMap::new(),
     };
     let answers = submit(&server, engine, job).await?;
     if common.stream.unwrap_or(false) {
-        return Ok(answers.stream(common.wants_usage(), head));
+        return Ok(answers.stream(head));
     }
     let (answers, usage) = answers.whole().await?;
-    let choice = |(index, answer): (usize, super::answer::Whole)| ChatChoice {
+    let choice = |(index, answer): (usize, Whole)| ChatChoice {
         index,
+        finish_reason: answer.finish(),
         message: ChatMessage {
             role: "assistant",
             content: (answer.calls.is_empty() || !answer.text.is_empty()).then_some(answer.text),
@@ -45,7 +47,6 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
         logprobs: head.log_probs.then_some(LogProbContent {
             content: answer.log_probs,
         }),
-        finish_reason: answer.finish,
     };
     let choices = answers.into_iter().enumerate().map(choice).collect();
     Ok(json(&ChatResponse {
@@ -65,6 +66,8 @@ struct Head {
     created: u64,
     model: String,
     log_probs: bool,
+    /// The stream ends with the counts of tokens.
+    wants_usage: bool,
     /// Calls of each answer so far.
     calls: BTreeMap<usize, usize>,
 }
@@ -100,18 +103,16 @@ impl Head {
 }
 
 impl Form for Head {
-    type Chunk = ChatChunk;
-
-    fn first(&mut self, index: usize) -> Option<ChatChunk> {
+    fn first(&mut self, index: usize, out: &mut Out) {
         let delta = ChatDelta {
             role: Some("assistant"),
             content: Some(String::new()),
             ..ChatDelta::default()
         };
-        Some(self.with(index, delta, None, None))
+        out.data(&self.with(index, delta, None, None));
     }
 
-    fn part(&mut self, index: usize, part: Part) -> ChatChunk {
+    fn part(&mut self, index: usize, part: Part, out: &mut Out) {
         let mut delta = ChatDelta::default();
         for output in part.outputs {
             match output {
@@ -128,14 +129,17 @@ impl Form for Head {
         let logprobs = self.log_probs.then(|| LogProbContent {
             content: part.log_prob.into_iter().collect(),
         });
-        self.with(index, delta, logprobs, None)
+        out.data(&self.with(index, delta, logprobs, None));
     }
 
-    fn end(&mut self, index: usize, finish: FinishReason) -> ChatChunk {
-        self.with(index, ChatDelta::default(), None, Some(finish))
+    fn end(&mut self, index: usize, end: &End, out: &mut Out) {
+        out.data(&self.with(index, ChatDelta::default(), None, Some(end.finish)));
     }
 
-    fn usage(&mut self, usage: Usage) -> ChatChunk {
-        self.chunk(Vec::new(), Some(usage))
+    fn close(&mut self, usage: Usage, out: &mut Out) {
+        if self.wants_usage {
+            out.data(&self.chunk(Vec::new(), Some(usage)));
+        }
+        out.text("[DONE]");
     }
 }

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::answer::{Form, submit};
+use super::answer::{End, Form, Out, submit};
 use super::models::Failures;
 use super::{FINGERPRINT, JsonBody, Shared, json, now};
 use crate::wire::{
@@ -26,16 +26,18 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
         created: now(),
         model,
         log_probs: job.wants_log_probs(),
+        wants_usage: common.wants_usage(),
         offsets: BTreeMap::new(),
     };
     let answers = submit(&server, engine, job).await?;
     if common.stream.unwrap_or(false) {
-        return Ok(answers.stream(common.wants_usage(), head));
+        return Ok(answers.stream(head));
     }
     let (answers, usage) = answers.whole().await?;
     let mut choices = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
-        choices.push(head.choice(index, answer.text, &answer.log_probs, answer.finish));
+        let finish = answer.finish();
+        choices.push(head.choice(index, answer.text, &answer.log_probs, finish));
     }
     Ok(json(&head.response(choices, Some(usage))))
 }
@@ -46,6 +48,8 @@ struct Head {
     created: u64,
     model: String,
     log_probs: bool,
+    /// The stream ends with the counts of tokens.
+    wants_usage: bool,
     /// Characters of each answer so far.
     offsets: BTreeMap<usize, usize>,
 }
@@ -83,32 +87,31 @@ impl Head {
 }
 
 impl Form for Head {
-    type Chunk = CompletionResponse;
+    fn first(&mut self, _: usize, _: &mut Out) {}
 
-    fn first(&mut self, _: usize) -> Option<CompletionResponse> {
-        None
-    }
-
-    fn part(&mut self, index: usize, part: Part) -> CompletionResponse {
+    fn part(&mut self, index: usize, part: Part, out: &mut Out) {
         let text = part.outputs.into_iter().map(|output| match output {
             Output::Text(text) | Output::Thought(text) => text,
             Output::Call(call) => call.function.arguments,
         });
         let choice = self.choice(index, text.collect(), part.log_prob.as_slice(), None);
-        self.response(vec![choice], None)
+        out.data(&self.response(vec![choice], None));
     }
 
-    fn end(&mut self, index: usize, finish: FinishReason) -> CompletionResponse {
+    fn end(&mut self, index: usize, end: &End, out: &mut Out) {
         let choice = CompletionChoice {
             text: String::new(),
             index,
             logprobs: None,
-            finish_reason: Some(finish),
+            finish_reason: Some(end.finish),
         };
-        self.response(vec![choice], None)
+        out.data(&self.response(vec![choice], None));
     }
 
-    fn usage(&mut self, usage: Usage) -> CompletionResponse {
-        self.response(Vec::new(), Some(usage))
+    fn close(&mut self, usage: Usage, out: &mut Out) {
+        if self.wants_usage {
+            out.data(&self.response(Vec::new(), Some(usage)));
+        }
+        out.text("[DONE]");
     }
 }

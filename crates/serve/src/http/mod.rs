@@ -7,6 +7,7 @@ mod engine;
 mod guard;
 mod health;
 mod listen;
+mod messages;
 mod metrics;
 mod models;
 mod page;
@@ -168,6 +169,8 @@ fn routes() -> (axum::Router<Arc<Server>>, utoipa::openapi::OpenApi) {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(chat::complete))
         .routes(routes!(completions::complete))
+        .routes(routes!(messages::answer))
+        .routes(routes!(messages::count_tokens))
         .routes(routes!(models::list))
         .routes(routes!(models::one))
         .routes(routes!(models::card))

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 /// Fields of a request for a chat beside [`Common`].
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct Chat {
     /// The conversation.
     #[schema(min_items = 1)]

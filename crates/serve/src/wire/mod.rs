@@ -6,6 +6,7 @@ mod common;
 mod completion;
 mod error;
 mod message;
+mod messages;
 mod part;
 mod tools;
 
@@ -19,6 +20,10 @@ pub use completion::{
 };
 pub use error::{ApiError, ErrorBody, ErrorResponse};
 pub use message::{Content, ContentPart, InputMessage};
+pub use messages::{
+    AnswerBlock, Block, Blocks, Messages, MessagesChoice, MessagesError, MessagesErrorBody, MessagesResponse,
+    MessagesTool, MessagesUsage, StopReason, Turn,
+};
 pub use part::{
     FinishReason, LogProb, LogProbContent, Part, Parts, PromptDetails, TopLogProb, Usage, unique,
 };

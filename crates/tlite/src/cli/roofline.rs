@@ -155,7 +155,7 @@ fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Wo
     };
     let mut work = Vec::new();
     for plan in inspect::plans(model, &request)? {
-        let open: Vec<String> = plan.bounds().iter().map(|(s, _)| format!("{s}=1")).collect();
+        let open: Vec<String> = plan.bounds().iter().map(|(s, n)| format!("{s}={n}")).collect();
         if !open.is_empty() {
             let what = format!(
                 "some input sizes are not fixed; set them, for example --bind {}",

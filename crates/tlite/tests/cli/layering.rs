@@ -113,7 +113,13 @@ fn add_lines(root: &Path, folder: &Path, out: &mut Vec<Line>) {
 fn lines() -> Vec<Line> {
     let root = Path::new(tlite_testing::ROOT);
     let mut lines = Vec::new();
-    for folder in ["src", "crates/capi/src", "crates/convert/src", "crates/serve/src", "crates/tlite/src"] {
+    for folder in [
+        "src",
+        "crates/capi/src",
+        "crates/convert/src",
+        "crates/serve/src",
+        "crates/tlite/src",
+    ] {
         add_lines(root, &root.join(folder), &mut lines);
     }
     assert!(lines.len() > 10_000, "only {} lines found", lines.len());

@@ -1,7 +1,7 @@
 //! Several pictures, and the objects in pictures: one table, or a JSON object per picture.
 
 use super::report::{Value, score};
-use super::{Args, check_scores, summarized};
+use super::{Args, check_scores, picture, summarized};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::output::{bar, count, note, printable, put, put_json, table, text_output, warning};
@@ -12,7 +12,7 @@ use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::runner::{Named, Runner};
 use transformer_lite::unstable::vision::answer::Reading;
 use transformer_lite::unstable::vision::boxes::Found;
-use transformer_lite::unstable::vision::picture::{PictureOptions, Prepared};
+use transformer_lite::unstable::vision::picture::{PictureOptions, Prepared, prepare};
 use transformer_lite::unstable::vision::set;
 
 /// A picture of `tlite run PICTURE... --json`.
@@ -150,11 +150,24 @@ pub fn run(
         note(&format!("{done} of {} done", count_text(items.len(), "picture")));
     }
     ran?;
-    match failed {
-        0 => Ok(()),
-        n => {
-            let what = format!("{n} of {} failed", count_text(items.len(), "picture"));
-            Err(Error::other(Stage::Run, what))
-        }
+    if failed == 0 {
+        return Ok(());
     }
+    let mut what = format!("{failed} of {} failed", count_text(items.len(), "picture"));
+    if let Some(advice) = items.iter().find_map(|item| advice(args, runner, item, options)) {
+        what += &format!("; {advice}");
+    }
+    Err(Error::other(Stage::Run, what))
+}
+
+/// How to ask for sizes that the model takes, if those of the picture do not fit.
+fn advice(args: &Args, runner: &Runner, item: &set::Item, options: &PictureOptions) -> Option<String> {
+    let (name, fact) = runner.inputs().next()?;
+    let prepared = prepare(&item.file, fact, options).ok()?;
+    let found = runner.check(&[(name.to_owned(), prepared.tensor)]).ok()?;
+    let fits = runner.admits(&found).is_ok();
+    let sized = args.picture.image_size.is_some();
+    (!fits)
+        .then(|| picture::advice(runner, &[fact], &found, sized))
+        .flatten()
 }
