@@ -110,9 +110,7 @@ export function table(caption, columns, rows, { limit = 100, last = null, found 
     : null;
   const scroll = make("div", { class: "v-scroll", tabindex: "0", role: "group", "aria-label": caption },
     make("table", {}, make("caption", { class: "visually-hidden" }, caption), make("thead", {}, make("tr", {}, heads)), body));
-  const box = make("div", { class: "v-table" }, search, scroll, note);
-  box.expand = () => { if (!all) { all = true; fill(); } };
-  return box;
+  return make("div", { class: "v-table" }, search, scroll, note);
 }
 
 const classes = (c) => [c.left && "left", c.wide && "wide", c.bar && "bar"].filter(Boolean).join(" ") || null;

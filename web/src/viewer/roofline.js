@@ -68,7 +68,7 @@ function section(run, peaks, measured) {
   const kinds = columns("op", "operator", [nodes]);
   const total = { ...run.whole, op: "all", nodes: run.lines.length };
   const detail = (title, content) => make("details", {}, make("summary", {}, title), content);
-  return panel(title, make("div", { class: "v-run" }, picture(run, peaks),
+  return panel(title, make("div", { class: "v-run" }, make("div", { class: "v-scroll", tabindex: "0", role: "group", "aria-label": `Picture of ${run.name}` }, picture(run, peaks)),
     make("div", {}, make("h3", {}, measured ? "Where the time goes" : "Where the minimum time goes"), times(run, peaks))),
   table(`Operators of ${run.name}`, kinds, run.kinds, { limit: 12, found: "operator", last: () => make("tr", { class: "v-all" },
     kinds.map((c) => make("td", { class: [c.left && "left", c.wide && "wide"].filter(Boolean).join(" ") || null }, c.text(total)))) }),
