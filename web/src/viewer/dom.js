@@ -3,9 +3,15 @@ export function make(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** A new SVG element. */
+let space = null;
+/** A new SVG element. The parser knows the namespace, so that the page needs no address. */
 export function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  if (!space) {
+    const template = make("template");
+    template.innerHTML = "<svg></svg>";
+    space = template.content.firstChild.namespaceURI;
+  }
+  return filled(document.createElementNS(space, tag), attributes, children);
 }
 
 function filled(e, attributes, children) {

@@ -120,7 +120,7 @@ export function inspect(report) {
       const tokens = Math.min(d.context, (state.values.get(d.past) ?? 0) + (plan.fixed[d.sequence] ?? state.values.get(d.sequence) ?? 0));
       bytes.push(["Cache in use", Math.round(report.states_bytes / d.context * tokens), "cache-now"]);
     }
-    now.replaceChildren(...bytes.flatMap(([name, n, key]) => [make("dt", {}, name), make("dd", { title: `${whole(n)} bytes`, "data-fact": key, "data-bytes": n }, size(n))]),
+    now.replaceChildren(...bytes.flatMap(([name, n, key]) => [make("dt", {}, name), make("dd", { id: key, "data-bytes": n, title: `${whole(n)} bytes` }, size(n))]),
       ...[["Dispatches", whole(plan.dispatches)], ["Kernels", whole(plan.kernels)], ["Read-backs, uploads", `${plan.read_backs}, ${plan.uploads}`]]
         .flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]));
     formula.textContent = plan.arena_formula;

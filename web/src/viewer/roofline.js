@@ -144,7 +144,7 @@ function picture(run, peaks) {
   dots.sort((p, q) => q.radius - p.radius);
   for (const d of dots) {
     const k = d.kind, kind = arithmeticOf(k, peaks);
-    out.append(svg("circle", { class: kind.style, cx: d.x.toFixed(1), cy: d.y.toFixed(1), r: d.radius.toFixed(1) },
+    out.append(svg("circle", { class: kind.style, "data-op": k.op, cx: d.x.toFixed(1), cy: d.y.toFixed(1), r: d.radius.toFixed(1) },
       svg("title", {}, `${k.op}: ${quantity(k.seconds, "s")}, ${share(k.share)} of the time, ${limit(k.share_of_least)} of its limit, bound by ${k.bound}, ${kind.name}`)));
   }
   labels(out, dots, taken);

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import path from "node:path";
 import { test } from "node:test";
 import { data } from "../mock.mjs";
-import { axeFindings, opened, viewer } from "./setup.mjs";
+import { axeFindings, opened, root, viewer } from "./setup.mjs";
 
 const KINDS = ["inspect-llm", "profile", "roofline", "quantize", "int8"];
 
@@ -21,7 +23,7 @@ for (const kind of KINDS) {
 test("inspect_shows_all_facts_and_evaluates_lengths", async () => {
   const report = data("inspect-llm"), { page, close } = await opened({ html: viewer("inspect-llm") });
   assert.equal(await page.title(), "smollm2-135m/e0m4 - tlite inspect");
-  const fact = (name) => page.getAttribute(`[data-fact="${name}"]`, "data-bytes").then(Number);
+  const fact = (name) => page.getAttribute(`#${name}`, "data-bytes").then(Number);
   assert.equal(await fact("arena-now"), report.plans[0].arena_bytes);
   assert.equal(await fact("arena-reserved"), report.arena_bytes);
   await page.getByText("Each run checks").waitFor();
@@ -118,6 +120,12 @@ test("the_theme_switches_and_the_page_prints", async () => {
   assert.equal(await page.evaluate(() => getComputedStyle(document.documentElement).colorScheme), "light");
   assert.ok((await page.pdf()).length > 20_000);
   await close();
+});
+
+test("the_page_names_nothing_elsewhere", () => {
+  const html = readFileSync(path.join(root, "dist/viewer.html"), "utf8");
+  for (const word of ["http://", "https://", "src=", "@import", "url(", "fetch(", "XMLHttpRequest", "WebSocket", "import("]) assert.ok(!html.includes(word), word);
+  assert.equal(html.split("</script>").length, 3);
 });
 
 test("a_page_without_report_says_so", async () => {
