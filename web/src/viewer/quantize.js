@@ -6,7 +6,7 @@ const percent = (v) => `${(100 * v).toFixed(2)} %`;
 const shapeText = (shape) => shape.join(" \u00d7 ");
 const decibels = (v) => v === null || v === undefined ? "-" : `${v.toFixed(1)} dB`;
 const channel = (c) => c ? `${c.snr.toFixed(1)} dB (${c.channel})` : "-";
-const formatOf = (w) => `${w.format ?? `${w.bits} bits`}${w.group_size ? ` in groups of ${w.group_size}` : ""}`;
+const formatOf = (w) => `${w.format ?? `E0M${w.bits}`}${w.group_size ? ` in groups of ${w.group_size}` : ""}`;
 
 /* What the command adds to its report: source, target, command line and time. */
 function headerOf(report, kind, headline, facts) {
@@ -55,7 +55,7 @@ export function quantize(report) {
   const groups = [...new Set(all.map((w) => w.group_size))];
   const headline = `method ${report.method}${groups.length === 1 ? groups[0] ? `, groups of ${groups[0]}` : ", one scale per column" : ""}`;
   const header = headerOf(report, "tlite quantize", headline, [
-    ["bits per weight", report.bits_per_weight.toFixed(2), `${range}, with scales`], ["relative error", `${(100 * report.relative_error).toFixed(3)} %`, "RMS over all weights"],
+    ["bits per weight", report.bits_per_weight.toFixed(2), `${report.report?.formats ?? range}, with scales`], ["relative error", `${(100 * report.relative_error).toFixed(3)} %`, "RMS over all weights"],
     ["size", size(report.bytes_after), `before: ${size(report.bytes_before)}`], ["weights", whole(all.length), `of ${counted(all.length + report.left.length, "matrix").replace("matrixs", "matrices")}`]]);
   const body = [];
   const layers = layersOf(all);
