@@ -90,6 +90,7 @@ export function openChat(chat) {
 export function freshChat() {
   const chat = chats.newChat(modelId());
   chat.system = state.chat.system;
+  chat.sampling = { ...state.chat.sampling };
   openChat(chat);
 }
 
@@ -169,13 +170,15 @@ async function answer(chat, question, start = {}) {
   const node = chats.add(chat, question.id, { role: "assistant", model, ...start });
   const generation = new Generation(node);
   update((s) => { s.live.set(node.id, generation); s.status = "Answer started."; });
-  store.save(chat, state.live);
-  const timer = setInterval(() => store.save(chat, state.live), 3000);
+  // A chat that was deleted meanwhile stays deleted.
+  const save = () => { if (state.chats.includes(chat)) store.save(chat, state.live); };
+  save();
+  const timer = setInterval(save, 3000);
   await generation.run(chat, chats.ancestry(chat, question), { model, probabilities: state.prefs.probabilities, prefix: start.content });
   clearInterval(timer);
   chat.updated = Date.now();
   update((s) => { s.live.delete(node.id); s.status = node.error ? "The answer failed." : node.finish === "stopped" ? "Answer stopped." : "Answer complete."; });
-  store.save(chat);
+  save();
 }
 
 export function regenerate(node) {
