@@ -6,7 +6,7 @@ const escape = (t) => t.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 /* HTML in an answer is shown as text. Pictures become a note: loading one could send the chat elsewhere. */
 const marked = new Marked({ gfm: true, breaks: false, async: false, renderer: {
   html: ({ text }) => escape(text),
-  image: ({ href, text }) => `<span class="picture">Picture not loaded${text ? `: ${escape(text)}` : ""} (${escape(href)})</span>`,
+  image: ({ href, text }) => `<span class="picture">Picture not loaded${text ? `: ${escape(text)}` : ""} (${escape(href.length > 120 ? `${href.slice(0, 120)}\u2026` : href)})</span>`,
   code: ({ text, lang }) => `<pre><code class="language-${escape((lang ?? "").match(/^[\w+#-]*/)[0].toLowerCase())}">${escape(text)}</code></pre>`,
   checkbox: ({ checked }) => checked ? "\u2611 " : "\u2610 ",
 } });

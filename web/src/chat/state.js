@@ -226,7 +226,7 @@ export async function addFiles(list) {
     if (text === null || text.includes("\0")) { refuse("It is not a text file in UTF-8."); continue; }
     const entry = { name: file.name, text, tokens: undefined };
     update((s) => s.files.push(entry));
-    api.tokenize(text, modelId()).then(({ tokens }) => { entry.tokens = tokens.length; }, () => { entry.tokens = null; }).then(() => update());
+    api.tokenize(text, modelId()).catch((e) => e.status === 400 ? api.tokenize(text) : Promise.reject(e)).then(({ tokens }) => { entry.tokens = tokens.length; }, () => { entry.tokens = null; }).then(() => update());
   }
 }
 
