@@ -175,7 +175,7 @@ def leaving_ends_an_answer(client):
     stream.close()
     for _ in range(100):
         figures = client.get("../metrics", cast_to=str)
-        if re.search(r'tlite_sequences_running{model=NAME[0]} 0', figures):
+        if re.search(r'tlite_sequences_running{model=\S+} 0', figures):
             return
     raise AssertionError(figures)
 
