@@ -10,7 +10,7 @@ use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, TokenParser, panic_utils};
 use serde_json::Value;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct Grammar {
     fresh: State,
     state: State,
     eos: Vec<u32>,
-    /// See [`watch::features`]. Empty without a watch.
+    /// See [`watch::features`].
     features: Arc<[u8]>,
 }
 
@@ -108,7 +108,8 @@ impl Grammar {
         } else {
             GrammarInit::Serialized(TopLevelGrammar::from_lark(text.to_owned()))
         };
-        Self::of(grammar, None, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(GRAMMAR, &e))
+        let tokens = ForGrammars::of(tokenizer)?;
+        Self::of(grammar, None, &tokens, eos).map_err(|e| unusable(GRAMMAR, &e))
     }
 
     /// JSON that matches a schema, with default options. Errors as of
@@ -134,22 +135,19 @@ impl Grammar {
         let made = made.map_err(|e| unusable(&e))?.map_err(|e| unusable(&e))?;
         let watch = Watch::new(made.open, made.defaults);
         let init = GrammarInit::Internal(made.grammar, made.lexer);
-        Self::of(init, Some(watch), &vocabulary(tokenizer)?, eos).map_err(|e| unusable(&e))
+        let tokens = ForGrammars::of(tokenizer)?;
+        Self::of(init, Some(watch), &tokens, eos).map_err(|e| unusable(&e))
     }
 
     /// The error is the parser's.
     fn of(
         grammar: GrammarInit,
         watch: Option<Watch>,
-        tokens: &Vocabulary,
+        tokens: &ForGrammars,
         eos: &[u32],
     ) -> Result<Self, String> {
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
-            let trie = TokTrie::from(&TokRxInfo::new(tokens.end + 1, tokens.end), &tokens.words);
-            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-            let mut factory = ParserFactory::new_simple(&env)?;
-            factory.quiet();
-            let mut parser = factory.create_parser_from_init_default(grammar)?;
+            let mut parser = tokens.factory.create_parser_from_init_default(grammar)?;
             parser.start_without_prompt();
             Ok(parser)
         }));
@@ -165,11 +163,7 @@ impl Grammar {
         }
         Ok(Self {
             state: fresh.copy(),
-            features: fresh
-                .watch
-                .as_ref()
-                .map_or_else(Vec::new, |_| watch::features(&tokens.words))
-                .into(),
+            features: tokens.features.clone(),
             fresh,
             eos: eos.to_vec(),
         })
@@ -228,6 +222,41 @@ fn line(e: &dyn Display) -> String {
 
 /// Token IDs of a grammar are below this. The largest vocabularies have some 300 thousand tokens.
 const MAX_TOKENS: usize = 1 << 21;
+
+/// A vocabulary as parsers read it: the same for all grammars of a tokenizer.
+pub(super) struct ForGrammars {
+    factory: ParserFactory,
+    /// See [`watch::features`].
+    features: Arc<[u8]>,
+}
+
+impl fmt::Debug for ForGrammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ForGrammars of {} tokens", self.features.len())
+    }
+}
+
+impl ForGrammars {
+    /// That of `tokenizer`, made when it is first asked for.
+    fn of(tokenizer: &Tokenizer) -> Result<Arc<Self>> {
+        if let Some(made) = tokenizer.for_grammars.get() {
+            return Ok(made.clone());
+        }
+        let tokens = vocabulary(tokenizer)?;
+        let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+            let trie = TokTrie::from(&TokRxInfo::new(tokens.end + 1, tokens.end), &tokens.words);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory = ParserFactory::new_simple(&env)?;
+            factory.quiet();
+            Ok(factory)
+        }));
+        let made = Arc::new(Self {
+            factory: made.map_err(|e| unusable(GRAMMAR, &e))?,
+            features: watch::features(&tokens.words).into(),
+        });
+        Ok(tokenizer.for_grammars.get_or_init(|| made).clone())
+    }
+}
 
 /// A vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and a
 /// model may have several.

@@ -1,6 +1,7 @@
 //! Tokenizers: text to tokens and back, from `tokenizer.json`.
 
 use super::folder::CUT_OFF;
+use super::grammar::ForGrammars;
 use crate::error::{Cause, Error, ErrorKind, Result, Stage};
 use crate::files::read::read_file;
 use crate::limits::Limits;
@@ -10,6 +11,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 pub(super) mod marked;
 
@@ -23,6 +25,8 @@ pub struct Tokenizer {
     byte_fallback: bool,
     /// True if the vocabulary writes bytes as printable characters.
     byte_level: bool,
+    /// Made for the first grammar.
+    pub(super) for_grammars: OnceLock<Arc<ForGrammars>>,
 }
 
 /// The meaning of a token.
@@ -73,6 +77,7 @@ impl Tokenizer {
             path,
             byte_fallback: decoder.contains("\"ByteFallback\""),
             byte_level: decoder.contains("\"ByteLevel\""),
+            for_grammars: OnceLock::new(),
         })
     }
 
