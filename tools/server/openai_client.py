@@ -34,11 +34,13 @@ def ask(client, **more):
 
 @check
 def answers(client):
-    made = ask(client)
+    # Prompts share whole pages of 64 tokens.
+    messages = [{"role": "system", "content": "You answer in a sentence. " * 16}, *QUESTION]
+    made = ask(client, messages=messages)
     assert "Paris" in made.choices[0].message.content, made
     assert made.choices[0].finish_reason == "stop"
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
-    again = ask(client)
+    again = ask(client, messages=messages)
     assert again.choices[0].message.content == made.choices[0].message.content
     assert again.usage.prompt_tokens == made.usage.prompt_tokens
     assert again.usage.prompt_tokens_details.cached_tokens > 0, again.usage
@@ -132,7 +134,9 @@ def completions(client):
     made = client.completions.create(model=NAME[0], prompt=["The capital of France is", "1, 2, 3,"], max_tokens=4, temperature=0, logprobs=2)
     assert [c.index for c in made.choices] == [0, 1] and "Paris" in made.choices[0].text
     assert len(made.choices[1].logprobs.tokens) == 4
-    chunks = client.completions.create(model=NAME[0], prompt="The capital of France is", max_tokens=4, temperature=0, stream=True)
+    # OpenAI's own events lack the reason that its client's types demand, so they are not validated.
+    lenient = openai.OpenAI(base_url=client.base_url, api_key=client.api_key)
+    chunks = lenient.completions.create(model=NAME[0], prompt="The capital of France is", max_tokens=4, temperature=0, stream=True)
     assert "".join(c.choices[0].text for c in chunks) == made.choices[0].text
 
 
