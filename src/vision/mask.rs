@@ -8,9 +8,9 @@ use image::{ExtendedColorType, ImageEncoder};
 
 /// The mask of an output as a grey PNG file, in its own size. A mask of one channel, `[1, 1, h,
 /// w]`, `[1, h, w, 1]` or `[1, h, w]`, becomes brightness: 0 is black, 1 is white, and values up to
-/// 0.01 outside of that are clamped. Whole numbers, of which one is above 1, are classes: each pixel
-/// becomes its number. Other values are logits and mapped by a sigmoid. With several channels, `[1,
-/// c, h, w]`, each pixel becomes the index of the largest one.
+/// 0.01 outside of that are clamped. Whole numbers, of which one is above 1, are classes: each
+/// pixel becomes its number. Other values are logits and mapped by a sigmoid. With several
+/// channels, `[1, c, h, w]`, each pixel becomes the index of the largest one.
 ///
 /// An error of kind [`ErrorKind::Unsupported`] for another shape or type, and for more than 256
 /// channels; of kind [`ErrorKind::NotFinite`] for values that are not finite; of kind

@@ -95,7 +95,7 @@ static void constrained(const tlite_model *model) {
     bias.token = 1;
     bias.bias = 1000;
     CHECK(tlite_generate(session, "hello", &options, append, &l) == TLITE_FINISH_MAX_TOKENS);
-    CHECK(l.tokens == 1 && strcmp(l.text, "<s>") == 0);
+    CHECK(l.tokens == 1 && strcmp(l.text, "<|im_start|>") == 0);
     options.logit_bias = NULL;
     options.logit_bias_count = 0;
     options.max_tokens = 6;

@@ -96,8 +96,8 @@ impl Limits {
     }
 }
 
-/// An upper bound on the bytes, or the characters, of the texts of `ast`. `None` if it is not known,
-/// or if there is none.
+/// An upper bound on the bytes, or the characters, of the texts of `ast`. `None` if it is not
+/// known, or if there is none.
 fn longest(ast: &RegexAst) -> Option<usize> {
     match ast {
         RegexAst::And(parts) => parts.iter().filter_map(longest).min(),

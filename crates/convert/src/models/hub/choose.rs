@@ -50,7 +50,8 @@ pub(super) fn other_parts(name: &str) -> Vec<String> {
     part.iter().flat_map(PartName::others).collect()
 }
 
-/// The model among the files `names` of a repository. With `quant`, a GGUF file of this quantization.
+/// The model among the files `names` of a repository. With `quant`, a GGUF file of this
+/// quantization.
 pub(super) fn choose(names: &[String], quant: Option<&str>) -> Choice {
     let all = ggufs(names);
     let suits = |n: &&String| is_model(n, names) && quant.is_none_or(|q| holds(file_name(n), q));
