@@ -18,8 +18,8 @@ fun main(args: Array<String>) {
     val session = Model(chat, options) { done, all -> kernels += Pair(done, all); true }.use { it.session() }
     TliteLog.listen(null)
     check(lines.any { "memory" in it }) { lines }
-    check(kernels.isNotEmpty() && kernels.all { (done, all) -> done in 0..all && all > 0 }) { kernels }
-    check(kernels.map { it.first } == kernels.map { it.first }.sorted()) { kernels }
+    // The CPU backend compiles no kernels; `conversion` tests that progress arrives.
+    check(kernels.isEmpty()) { kernels }
     session.use { answers(it) }
     batches(chat, options)
     closed(chat, options)
