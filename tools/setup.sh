@@ -118,6 +118,27 @@ setup_browser() {
     have "${CHROMIUM:-chromium}" || install chromium
 }
 
+# The page of `tlite serve` is built with Node.
+setup_node() {
+    have npm || install nodejs npm
+    have npm && [ "$(node -p 'process.versions.node.split(".")[0]')" -ge 20 ] && return 0
+    say "NOT CHECKED: the page. Node 20 or later cannot be had."
+    return 1
+}
+
+# OpenAI's client, with which the server is tested. Sets CLIENTS to its Python.
+CLIENT_PACKAGES="openai==3.57.0 pydantic==2.14.4"
+setup_clients() {
+    local venv=$CACHE/clients
+    if [ "$(cat "$venv/stamp" 2>/dev/null)" != "$CLIENT_PACKAGES" ]; then
+        python3 -m venv "$venv" 2>/dev/null || { install python3-venv && python3 -m venv "$venv"; }
+        # shellcheck disable=SC2086
+        "$venv/bin/pip" -q install $CLIENT_PACKAGES >&2 || fail "PyPI's openai cannot be installed"
+        echo "$CLIENT_PACKAGES" >"$venv/stamp"
+    fi
+    CLIENTS=$venv/bin/python
+}
+
 # The interface of C is tested under valgrind, which needs the symbols of the C library.
 setup_valgrind() {
     [ "$(uname -s)" = Linux ] || return 0

@@ -73,13 +73,25 @@ features() {
 for set in "" cpu ${nightly:+opencl wgpu}; do
     step "Features \"$set\"" features "$set"
 done
+# The page is what its sources are built to.
+page() {
+    local built
+    built=$(mktemp -d)
+    cp web/dist/* "$built"
+    (cd web && npm ci --no-audit --no-fund && npm run build && npm test) >&2 || return 1
+    [ -z "$nightly" ] || (cd web && npm run test:browser) >&2 || return 1
+    diff -r web/dist "$built" >&2
+}
+if setup_node; then
+    step "Page" page
+fi
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
 fi
 # Builds the command and the fuzz targets too, with the features of the tests' dependencies: building
 # them alone would compile the library once more. Examples and benchmarks are only linted.
-tests=(--release --locked -p transformer-lite -p transformer-lite-capi -p transformer-lite-convert -p tlite
-    -p tlite-fuzz -p tlite-example-server --tests)
+tests=(--release --locked -p transformer-lite -p transformer-lite-capi -p transformer-lite-convert
+    -p transformer-lite-serve -p tlite -p tlite-fuzz -p tlite-example-server --tests)
 step "Building the tests" cargo test "${tests[@]}" --no-run
 begin "Models"
 find_tlite
@@ -111,6 +123,8 @@ step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py tools/compare_int8.py tools/facts.py
 step "Tests" cargo test "${tests[@]}" --no-fail-fast
 step "Kotlin" tools/kotlin.sh
+setup_clients
+step "Server: OpenAI's client" "$CLIENTS" tools/server/openai_client.py "$TLITE" "$MODEL_DIR/e0m4"
 # At random times, so each run tries others.
 step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
 if [ -n "$nightly" ]; then
