@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use transformer_lite::{Cancel, Metrics, Ticket, Tokenizer};
+use transformer_lite::{Cancel, Grammar, Metrics, Ticket, Tokenizer};
 
 /// Events of an answer that may wait for their client.
 const WAITING: usize = 256;
@@ -118,18 +118,9 @@ impl Drop for CancelOnDrop {
 /// Queues all answers of `job`.
 pub(super) async fn submit(server: &Arc<Server>, engine: Arc<Engine>, job: Job) -> Result<Answers, ApiError> {
     let job = Arc::new(job);
-    let compile = {
-        let (job, engine) = (job.clone(), engine.clone());
-        blocking(move || job.grammar(engine.batcher.codec()))
-    };
-    let most = server.options.compile;
-    let grammar = match tokio::time::timeout(most, compile).await {
-        Ok(grammar) => grammar?,
-        Err(_) => {
-            let what =
-                format!("compiling the grammar or schema takes more than {most:?}; expected a simpler one");
-            return Err(ApiError::new(400, what).with_code("invalid_grammar"));
-        }
+    let grammar = match job.is_constrained() {
+        true => compiled(server, &engine, &job).await?,
+        false => None,
     };
     let cancel = CancelOnDrop(Cancel::default());
     let (inner, owner, runs) = (cancel.0.clone(), engine.clone(), job.clone());
@@ -163,6 +154,28 @@ pub(super) async fn submit(server: &Arc<Server>, engine: Arc<Engine>, job: Job) 
         events,
         prompts: prompts.iter().map(Vec::len).collect(),
         n: job.n,
+    })
+}
+
+/// The grammar of `job`. Few are compiled at a time, each within a time.
+async fn compiled(
+    server: &Server,
+    engine: &Arc<Engine>,
+    job: &Arc<Job>,
+) -> Result<Option<Grammar>, ApiError> {
+    let place = server.compiling.clone().acquire_owned().await;
+    let place = place.map_err(|e| ApiError::new(503, e.to_string()))?;
+    let (job, engine) = (job.clone(), engine.clone());
+    let compile = blocking(move || {
+        // Kept to the end, also if nobody waits any more.
+        let _place = place;
+        job.grammar(engine.batcher.codec())
+    });
+    let most = server.options.compile;
+    tokio::time::timeout(most, compile).await.unwrap_or_else(|_| {
+        let what =
+            format!("compiling the grammar or schema takes more than {most:?}; expected a simpler one");
+        Err(ApiError::new(400, what).with_code("invalid_grammar"))
     })
 }
 

@@ -228,6 +228,7 @@ pub(super) fn server(address: &Address, models: Vec<ModelSource>, options: Serve
         models: Models::new(models),
         figures: Figures::new(),
         guard,
+        compiling: Arc::new(Semaphore::new(2)),
         options,
     }
 }

@@ -29,6 +29,7 @@ use http::{HeaderValue, StatusCode, header};
 use metrics::Figures;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -75,6 +76,8 @@ struct Server {
     models: Models,
     figures: Figures,
     guard: Guard,
+    /// Limits how many grammars are compiled at a time.
+    compiling: Arc<Semaphore>,
 }
 
 type Shared = State<Arc<Server>>;

@@ -273,6 +273,11 @@ impl Common {
 }
 
 impl Job {
+    /// Whether a grammar or schema constrains the answers.
+    pub fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
+    }
+
     /// Whether answers have log-probabilities.
     pub fn wants_log_probs(&self) -> bool {
         self.log_probs.is_some()
