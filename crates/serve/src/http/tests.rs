@@ -507,6 +507,85 @@ async fn all_routes_are_described() {
 }
 
 #[tokio::test]
+async fn anthropics_form_has_blocks() {
+    let service = Service::new();
+    let path = "/v1/messages";
+    let body = json!({
+        "model": "tiny", "max_tokens": 8, "temperature": 0, "system": [{"type": "text", "text": "hi"}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+    });
+    let (status, whole) = service.post(path, &body).await;
+    assert_eq!(status, StatusCode::OK, "{whole}");
+    let text = whole["content"][0]["text"].as_str().unwrap();
+    assert_eq!((text.len(), &whole["stop_reason"]), (8, &json!("max_tokens")));
+    assert_eq!(whole["usage"]["output_tokens"], 8);
+    let with = |name: &str, value: Value| {
+        let mut body = body.clone();
+        body[name] = value;
+        body
+    };
+    let (_, stopped) = service
+        .post(path, &with("stop_sequences", json!([&text[3..5]])))
+        .await;
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!(&text[3..5]))
+    );
+    let (_, count) = service.post("/v1/messages/count_tokens", &body).await;
+    assert!(count["input_tokens"].as_u64().unwrap() > 5, "{count}");
+
+    let (status, events) = service
+        .send(post(path, with("stream", json!(true)).to_string()))
+        .await;
+    assert_eq!(status, StatusCode::OK);
+    let data = |line: &str| -> Value { serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap() };
+    let events: Vec<Value> = events
+        .lines()
+        .filter(|l| l.starts_with("data: "))
+        .map(data)
+        .collect();
+    let kinds: Vec<&str> = events.iter().map(|e| e["type"].as_str().unwrap()).collect();
+    let ends = ["message_start", "content_block_start"];
+    assert_eq!(kinds[..2], ends);
+    assert_eq!(
+        kinds[kinds.len() - 3..],
+        ["content_block_stop", "message_delta", "message_stop"]
+    );
+    let pieces = events.iter().filter_map(|e| e["delta"]["text"].as_str());
+    assert_eq!(pieces.collect::<String>(), text);
+
+    let tool = json!([{"name": "look", "input_schema": {"type": "object", "properties": {}, "additionalProperties": false}}]);
+    let mut forced = with("tools", tool);
+    forced["tool_choice"] = json!({"type": "any"});
+    forced["max_tokens"] = json!(100);
+    let (_, called) = service.post(path, &forced).await;
+    assert_eq!(
+        (
+            &called["stop_reason"],
+            &called["content"][0]["name"],
+            &called["content"][0]["input"]
+        ),
+        (&json!("tool_use"), &json!("look"), &json!({})),
+        "{called}"
+    );
+    for (name, value) in [
+        ("max_tokens", Value::Null),
+        ("messages", json!([{"role": "king", "content": "x"}])),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image"}]}]),
+        ),
+    ] {
+        let (status, error) = service.post(path, &with(name, value)).await;
+        assert_eq!(
+            (status.as_u16(), &error["type"]),
+            (400, &json!("error")),
+            "{name}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn the_page_is_served_whole_and_once() {
     let service = Service::new();
     let request = |path: &str, tag: &str| {
