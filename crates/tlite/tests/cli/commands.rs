@@ -121,9 +121,9 @@ fn wrong_usage() {
     fails(&["generate", "--prompt", "x"], 2, &["<MODEL>"]);
     fails(&["fly"], 2, &["fly"]);
     fails(
-        &["generate", "m", "--prompt", "x", "--backend", "cuda"],
+        &["generate", "m", "--prompt", "x", "--backend", "npu"],
         2,
-        &["cuda", "opencl", "wgpu", "reference", "auto"],
+        &["npu", "opencl", "wgpu", "reference", "auto"],
     );
     fails(
         &["generate", "m", "--prompt", "x", "--raw", "--system", "y"],

@@ -209,7 +209,7 @@ fn options(s: &mut Snapshot) {
     let generate = ["generate", "tiny", "--raw", "--backend", "reference"];
     let with = |more: &[&'static str]| [&generate[..], more].concat();
     s.command("Option out of range", &with(&["--prompt", "x", "--top-p", "2"]));
-    s.command("Unknown backend", &["bench", "tiny", "--backend", "cuda"]);
+    s.command("Unknown backend", &["bench", "tiny", "--backend", "npu"]);
     s.command("Unknown option", &["devices", "--colour"]);
     s.command(
         "Prompt longer than the context",
