@@ -325,7 +325,8 @@ impl Placement {
     fn threads_note(&self, caps: Option<&Caps>) -> Option<Note> {
         let reason = match caps {
             None => Unused::Reference,
-            Some(caps) if caps.backend == BackendKind::Cpu.name() => return None,
+            // Its kernels run on threads.
+            Some(caps) if caps.profile.language().is_none() => return None,
             Some(caps) => Unused::NotOnCpu {
                 device: caps.device.clone(),
             },

@@ -532,7 +532,7 @@ async fn anthropics_form_has_blocks() {
         (&json!("stop_sequence"), &json!(&text[3..5]))
     );
     let (_, count) = service.post("/v1/messages/count_tokens", &body).await;
-    assert!(count["input_tokens"].as_u64().unwrap() > 5, "{count}");
+    assert!(count["input_tokens"].as_u64().unwrap() > 2, "{count}");
 
     let (status, events) = service
         .send(post(path, with("stream", json!(true)).to_string()))

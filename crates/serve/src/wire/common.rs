@@ -283,8 +283,8 @@ impl Job {
         self.log_probs.is_some()
     }
 
-    /// The tokens of each source. May take long, since templates are programs of the model's author;
-    /// `cancel` ends it.
+    /// The tokens of each source. May take long, since templates are programs of the model's
+    /// author; `cancel` ends it.
     pub fn prompts(&self, codec: &Codec, cancel: &Cancel) -> Result<Vec<Vec<u32>>, ApiError> {
         self.sources
             .iter()

@@ -238,6 +238,8 @@ pub struct Splitter {
     opened: &'static str,
     /// Something was said, so that what follows cannot be the whole answer.
     began: bool,
+    /// A mark has just ended: white space is no text.
+    fresh: bool,
 }
 
 impl Splitter {
@@ -255,15 +257,25 @@ impl Splitter {
             held: String::new(),
             opened: "",
             began: false,
+            fresh: false,
         }
     }
 
     /// The parts that are certain after more text.
     pub fn push(&mut self, text: &str) -> Vec<Output> {
         self.held += text;
+        self.trim();
         let mut out = Vec::new();
         while self.step(&mut out) {}
         out
+    }
+
+    /// Removes white space after a mark.
+    fn trim(&mut self) {
+        if self.fresh {
+            self.held = self.held.trim_start().to_owned();
+            self.fresh = self.held.is_empty();
+        }
     }
 
     /// What is left at the end.
@@ -289,7 +301,8 @@ impl Splitter {
                     return false;
                 };
                 say(out, Mode::Thought, before.trim_end());
-                (self.held, self.mode) = (after.trim_start().to_owned(), Mode::Text);
+                (self.held, self.mode, self.fresh) = (after, Mode::Text, true);
+                self.trim();
                 true
             }
             Mode::Text => self.step_text(out),

@@ -119,7 +119,9 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
         }
         .or_else(|e| match e.kind() {
             // To be reported like a backend that is not named.
-            ErrorKind::NoDevice => Ok((Vec::new(), vec![format!("{}: {}", on.backend, e.chain())])),
+            ErrorKind::NoDevice if on.device.is_none() => {
+                Ok((Vec::new(), vec![format!("{}: {}", on.backend, e.chain())]))
+            }
             _ => Err(e),
         });
     }

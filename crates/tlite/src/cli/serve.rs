@@ -184,7 +184,7 @@ impl Args {
 
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(false);
-    let keys = args.keys()?;
+    let (keys, models) = (args.keys()?, args.models()?);
     let bound = bind(&args.host, args.port)?;
     let address = bound.address().clone();
     if !address.is_local() && keys.is_empty() && !args.insecure {
@@ -195,7 +195,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return Err(Error::usage("--host", what));
     }
     let mut sources = Vec::new();
-    for model in args.models()? {
+    for model in models {
         let source = args.source(&model, interrupt)?;
         if sources.iter().any(|other: &ModelSource| other.id == source.id) {
             let what = format!("two models are called {}; rename one of their folders", source.id);
