@@ -15,7 +15,7 @@ enum Expected {
 use Expected::{Runs, Says};
 
 /// `M` is the model, `T` a file with text.
-const LINES: [(&str, Expected); 45] = [
+const LINES: [(&str, Expected); 44] = [
     // llama-cli.
     ("generate -m M -p hello -n 4", Runs),
     ("generate -m M -p hello -n 4 -ngl 99", Runs),
