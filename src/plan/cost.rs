@@ -21,15 +21,18 @@ use std::collections::HashMap;
 
 /// The kind of arithmetic that computes a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum Arithmetic {
+    /// Single precision.
     F32,
     /// Halves, accumulated in single precision by tensor cores or cooperative matrices.
-    #[serde(rename = "matrix_units")]
+    #[serde(rename = "tensor cores")]
     TensorCores,
     /// Halves, in short chains that are accumulated in single precision.
     F16,
     /// 8-bit integers, accumulated in 32-bit integers.
+    #[serde(rename = "int8")]
     Bytes,
     /// 16-bit integers times 8-bit ones, as two products of bytes each.
     Int16,

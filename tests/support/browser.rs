@@ -3,8 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The document after its script ran, as Chromium prints it. `place` is what follows the file's
-/// name: `#N=3`.
+/// What the viewer of reports has drawn: its element `main`, as Chromium prints it. `place` is what
+/// follows the file's name: `#N=3`.
 pub fn opened(html: &str, place: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("page.html");
@@ -56,5 +56,6 @@ pub fn opened(html: &str, place: &str) -> String {
         body.contains("data-ready=\"yes\""),
         "the script did not finish: {body}"
     );
-    dom
+    let view = dom.split("<main").nth(1).and_then(|d| d.split("</main>").next());
+    view.unwrap_or_else(|| panic!("no view in {dom}")).to_owned()
 }

@@ -129,9 +129,9 @@ pub struct Quantized {
     pub bytes_before: u64,
     /// Bytes in the result, with scales.
     pub bytes_after: u64,
-    /// With [`Options::compare`]: for each method that needs only weights, its name and its mean
-    /// absolute error relative to INT4, on some columns.
-    #[serde(skip)]
+    /// Methods that need only weights, each with its mean absolute error relative to INT4 on a
+    /// sample of the columns, if they were compared.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub compared: Vec<(&'static str, f64)>,
 }
 

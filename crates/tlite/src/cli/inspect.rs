@@ -8,15 +8,15 @@ use super::model::model_path;
 use super::options::{
     ADVANCED, LimitOptions, ModelArg, Verbosity, check_writable, first_given, from_one, padding,
 };
-use super::output::{note, print_report};
-use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
+use super::output::print_report;
+use super::page::{self, About};
+use crate::inspect::{Report, Request, inspect, inspect_gguf, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use text::{header_text, list, text};
 use transformer_lite::unstable::backend::{BackendKind, Caps, OpenOptions};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::kind::is_gguf;
-use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::llm::engine::{CHUNK, PADDING};
 use transformer_lite::unstable::llm::{Activations, KvType};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
@@ -176,9 +176,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let report = inspect(&model_path(given, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
-        let page = page::render(&report);
-        write_whole(file, |out| out.write_all(page.as_bytes()))?;
-        note(&format!("wrote {}", file.display()));
+        let about = About {
+            kind: "inspect",
+            ..About::default()
+        };
+        page::write(file, &report, &about)?;
     }
     print_report(args.json, &report, || {
         let nodes = if args.nodes { list(&report) } else { String::new() };

@@ -25,6 +25,7 @@ mod near;
 mod options;
 mod other;
 mod output;
+pub mod page;
 mod perplexity;
 mod profile;
 mod pull;

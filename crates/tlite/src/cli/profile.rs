@@ -1,12 +1,11 @@
 //! `tlite profile`: device time by operator, with bytes, operations and the peaks of the device.
 
-mod page;
-
 use super::interrupt::Interrupt;
 use super::load;
 use super::measuring::{check_no_bind, check_no_decoder};
 use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
 use super::output::{fitted_table, note, print_report, titled};
+use super::page::{self, About};
 use super::random::{RandomOptions, Source};
 use super::roofline::{REFERENCE_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
@@ -305,12 +304,6 @@ fn text(report: &Report<'_>, args: &Args) -> String {
     out
 }
 
-fn write(file: &Path, bytes: &[u8]) -> Result<()> {
-    write_whole(file, |out| out.write_all(bytes))?;
-    note(&format!("wrote {}", file.display()));
-    Ok(())
-}
-
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {
@@ -337,10 +330,16 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         runs,
     };
     if let Some(file) = &args.trace {
-        write(file, trace(&caps.device, &report.runs).to_string().as_bytes())?;
+        let trace = trace(&caps.device, &report.runs).to_string();
+        write_whole(file, |out| out.write_all(trace.as_bytes()))?;
+        note(&format!("wrote {}", file.display()));
     }
     if let Some(file) = &args.html {
-        write(file, page::render(&report).as_bytes())?;
+        let about = About {
+            kind: "profile",
+            ..About::default()
+        };
+        page::write(file, &report, &about)?;
     }
     print_report(args.json, &report, || text(&report, args))
 }

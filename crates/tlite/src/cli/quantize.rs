@@ -1,13 +1,14 @@
 //! `tlite quantize`.
 
 mod int8;
-mod page;
 
 use super::calibration::{CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report, first_given, is_same};
 use super::output::{advance, byte_bar, note, print_report, table, titled};
+use super::page::{self, About};
 use super::run::PictureArgs;
+use crate::inspect::model_name;
 use clap::ValueEnum;
 use int8::Int8Args;
 pub(super) use int8::Int8Report;
@@ -277,6 +278,12 @@ pub(super) fn weight_table(weights: &[Quantized], left: &[Left], level: Verbosit
     out
 }
 
+/// Mean absolute error of a weight divided by that of INT4.
+fn versus_int4(w: &Quantized) -> String {
+    let ratio = w.mae_int4.filter(|e| *e > 0.0).map(|e| w.mae / e);
+    ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
+}
+
 fn error_table(weights: &[&Quantized]) -> String {
     let rows = titled(
         weights,
@@ -287,7 +294,7 @@ fn error_table(weights: &[&Quantized]) -> String {
             ("group", &|w| w.group.to_string()),
             ("max error", &|w| format!("{:.4}", w.max_error)),
             ("rel. error", &|w| format!("{:.3} %", w.relative_error * 100.0)),
-            ("vs. INT4", &|w| page::versus_int4(w)),
+            ("vs. INT4", &|w| versus_int4(w)),
             ("before", &|w| size_text(w.bytes_before)),
             ("after", &|w| size_text(w.bytes_after)),
         ],
@@ -345,6 +352,35 @@ fn kept_note(output: &Path) {
 }
 
 impl Args {
+    /// What the page of a report shows about a model that was quantized with these options.
+    fn about(&self, options: &Options, s: &Summary) -> About {
+        let how = match options.budget {
+            Some(bits) => format!("mixed formats at {bits} bits per weight"),
+            None => format!("{}, method {}", options.bits, s.method),
+        };
+        let group = match options.group_size {
+            PER_CHANNEL => "one scale per column".to_owned(),
+            n => format!("groups of {n}"),
+        };
+        About {
+            kind: "quantize",
+            headline: Some(format!("{how}, {group}")),
+            formats: Some(formats_text(options, &s.weights)),
+            ..self.names()
+        }
+    }
+
+    /// The names of the models that were read and written.
+    fn names(&self) -> About {
+        let name = |path: &Path| model_name(path).unwrap_or_else(|_| path.display().to_string());
+        let target = self.output.file_name().map(|n| n.to_string_lossy().into_owned());
+        About {
+            source: Some(name(&self.model)),
+            target: target.or_else(|| Some(self.output.display().to_string())),
+            ..About::default()
+        }
+    }
+
     /// Sets the group size to that of a grid in the weights, if none is asked for, and says so.
     fn find_group(&self, options: &mut Options) -> Result<()> {
         // A budget chooses a group size per weight.
@@ -419,8 +455,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
     // errors back.
     if let Some(file) = &args.report {
-        let page = page::page(&args.model, &args.output, &options, &summary);
-        write_whole(file, |out| out.write_all(page.as_bytes()))?;
+        page::write(file, &summary, &args.about(&options, &summary))?;
     }
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &summary)?))?;

@@ -1,10 +1,9 @@
 //! What a model is and what running it takes, from its file alone: a summary, symbols, operators,
 //! passes, plans, memory. No weight is read and no device is opened. The command `tlite inspect`
-//! prints a [`Report`] as text, as JSON, or as a page to explore.
+//! prints a [`Report`] as text, as JSON, or as an HTML page.
 
 mod gguf;
 mod nodes;
-pub mod page;
 mod plans;
 mod summary;
 mod symbols;

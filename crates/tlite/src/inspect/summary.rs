@@ -146,17 +146,6 @@ impl Summary {
         all
     }
 
-    /// The model in one line.
-    pub fn line(&self) -> String {
-        let mut parts: Vec<String> = self.architecture.iter().cloned().collect();
-        parts.push(format!("{} parameters", parameters_text(self.parameters)));
-        parts.extend(self.layers.map(|n| format!("{n} layers")));
-        parts.extend(self.weights_text());
-        parts.extend(self.vocabulary.map(|n| format!("vocabulary of {n} tokens")));
-        parts.extend(self.max_context.map(|n| format!("context up to {n} tokens")));
-        parts.join(", ")
-    }
-
     /// The storage of the weights of matrices and, if it differs, of embedding and head.
     pub fn weights_text(&self) -> Option<String> {
         let matrices = |head: bool| {

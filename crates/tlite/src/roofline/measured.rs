@@ -1,6 +1,6 @@
 //! Compares measured times of a run ([`Timing`]) with its costs and minimum times.
 
-use super::{Bound, Peaks, Summary, Total, float};
+use super::{Peaks, Summary, Total, float};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use transformer_lite::unstable::executor::Timing;
@@ -108,8 +108,7 @@ pub struct TimedKind {
     pub op: String,
     /// Number of nodes.
     pub nodes: usize,
-    /// What computes them.
-    #[serde(skip)]
+    /// The arithmetic that computes them.
     pub arithmetic: Arithmetic,
     /// Time and work.
     #[serde(flatten)]
@@ -345,16 +344,6 @@ pub fn trace(device: &str, runs: &[Profile]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// The roofline at this intensity: maximum operations per second, and the limiting factor.
-pub fn roof(intensity: f64, peaks: &Peaks, arithmetic: Arithmetic) -> (f64, Bound) {
-    let (memory, rate) = (intensity * peaks.bytes_per_s, peaks.rate(arithmetic));
-    if memory < rate {
-        (memory, Bound::Memory)
-    } else {
-        (rate, Bound::Arithmetic)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -468,11 +457,5 @@ mod tests {
             assert_eq!(of[1]["name"], "host");
             assert_eq!(of[0]["args"]["read_bytes"], 500);
         }
-    }
-
-    #[test]
-    fn the_roof_bends_where_memory_is_fast_enough() {
-        assert_eq!(roof(5.0, &PEAKS, Arithmetic::F32), (5e9, Bound::Memory));
-        assert_eq!(roof(50.0, &PEAKS, Arithmetic::F32), (1e10, Bound::Arithmetic));
     }
 }

@@ -32,8 +32,10 @@ pub fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![Path::new(ROOT).join(folder)]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
+            let entry = entry.unwrap();
+            let path = entry.path();
+            // Links are other names of files that are found elsewhere.
+            if entry.file_type().unwrap().is_dir() {
                 folders.push(path);
             } else if path
                 .extension()

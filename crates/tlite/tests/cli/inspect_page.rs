@@ -2,13 +2,22 @@
 //! of the library at lengths that neither was printed for, and names from the model stay text.
 
 use std::path::Path;
-use tlite::inspect::{PlanReport, Report, Request, inspect, page};
+use tlite::cli::page::{About, render};
+use tlite::inspect::{PlanReport, Report, Request, inspect};
 use tlite_testing::browser::opened;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::plan::Padding;
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Symbol};
 use transformer_lite::unstable::tensor::DType;
+
+fn page(report: &Report) -> String {
+    let about = About {
+        kind: "inspect",
+        ..About::default()
+    };
+    render(report, &about).unwrap()
+}
 
 /// The number of bytes that the element of this id shows.
 fn bytes(dom: &str, id: &str) -> u64 {
@@ -69,7 +78,7 @@ fn agrees(report: &Report, plan: usize, lengths: &[(&str, i64)]) {
     let wanted = expected(&report.plans[plan], lengths);
     let place: Vec<String> = lengths.iter().map(|(n, v)| format!("{n}={v}")).collect();
     let place = format!("#plan={}&{}", report.plans[plan].name, place.join("&"));
-    let dom = opened(&page::render(report), &place);
+    let dom = opened(&page(report), &place);
     let found = ["arena-now", "live-now", "sum-now"].map(|id| bytes(&dom, id));
     assert_eq!(found, wanted, "{place}: arena, live set, sum of tensors");
     let reserved = bytes(&dom, "arena-reserved");
@@ -88,8 +97,10 @@ fn a_decoder_at_other_lengths() {
     let d = report.model.decoder.clone().unwrap();
     agrees(&report, 0, &[(&d.past, 5), (&d.sequence, 7)]);
     agrees(&report, 1, &[(&d.past, 10)]);
+    // The report is large enough for gzip, in base64.
+    assert!(page(&report).contains("id=\"report\">\"H4sI"));
     // What is moved beyond the bounds stays at them.
-    let dom = opened(&page::render(&report), &format!("#{}=100000", d.past));
+    let dom = opened(&page(&report), &format!("#{}=100000", d.past));
     assert_eq!(bytes(&dom, "arena-now"), report.plans[0].arena_bytes);
 }
 
@@ -134,7 +145,8 @@ fn names_stay_text() {
     };
     let report = inspect(dir.path(), &request).unwrap();
     assert!(report.operators.iter().any(|o| o.name.contains("<img")));
-    let html = page::render(&report);
+    let html = page(&report);
+    assert!(html.contains("\\u003cimg") && !html.contains("\"values\":"));
     assert_eq!(
         html.matches("</script>").count(),
         2,
@@ -150,7 +162,7 @@ fn names_stay_text() {
 #[test]
 fn the_page_asks_for_nothing() {
     let (_dir, model) = tlite_testing::tiny_model("qwen2", Default::default());
-    let html = page::render(&inspect(&model, &Request::default()).unwrap());
+    let html = page(&inspect(&model, &Request::default()).unwrap());
     for word in [
         "http://",
         "https://",

@@ -11,8 +11,8 @@ use tlite_testing::ROOT;
 /// Folders with code, and the extensions of its files.
 const FOLDERS: [&str; 7] = ["cl", "crates", "python", "qat", "shaders", "src", "web"];
 const EXTENSIONS: [&str; 8] = ["c", "cl", "h", "js", "py", "rs", "ts", "wgsl"];
-/// Folders and files of tests, which are not counted.
-const TESTS: [&str; 4] = ["tests", "test", "benches", "examples"];
+/// Folders and files that are not counted: tests, and what `npm` writes.
+const TESTS: [&str; 6] = ["tests", "test", "benches", "examples", "dist", "node_modules"];
 
 /// The part to which a file belongs: a folder of the first or second level, or of the third for
 /// the largest.

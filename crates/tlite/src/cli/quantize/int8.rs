@@ -1,13 +1,13 @@
 //! `tlite quantize --format int8`.
 
 mod items;
-mod page;
 
 use super::{Args, shape_text};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, first_given, from_one, from_zero};
 use crate::cli::output::{bar, count, grouped, print_report, table, titled, warning};
+use crate::cli::page::{self, About};
 use crate::inspect::model_file;
 use clap::ValueEnum;
 use items::Items;
@@ -200,13 +200,18 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let summary = made?;
     let report = Int8Report::new(&summary, &options);
     print_report(args.json, &report, || text(&summary, &options, args))?;
-    for what in summary.outputs.iter().filter_map(poor) {
-        warning(&format!("{what}; {ADVICE}"));
-    }
-    suggestions.iter().for_each(|what| warning(what));
+    let poor = summary.outputs.iter().filter_map(poor);
+    let mut warnings: Vec<String> = poor.map(|what| format!("{what}; {ADVICE}")).collect();
+    warnings.extend(suggestions);
+    warnings.iter().for_each(|what| warning(what));
     if let Some(file) = &args.report {
-        let page = page::page(args, &options, &summary);
-        write_whole(file, |out| out.write_all(page.as_bytes()))?;
+        let about = About {
+            kind: "int8",
+            headline: Some(format!("int8, {}", scheme(&options, &summary))),
+            warnings,
+            ..args.names()
+        };
+        page::write(file, &report, &about)?;
     }
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;

@@ -2,6 +2,7 @@
 
 use super::{fails, names, path, stderr};
 use std::path::Path;
+use tlite_testing::browser::opened;
 use tlite_testing::tlite;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
@@ -90,7 +91,8 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
         text.contains("conv") && text.contains("output y: median SNR"),
         "{text}"
     );
-    assert!(std::fs::read_to_string(&page).unwrap().contains("SNR of y"));
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(opened(&html, "").contains("SNR of y"), "{html}");
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&numbers).unwrap()).unwrap();
     assert_eq!(json["layers"][0]["ops"], serde_json::json!(["Conv", "Relu"]));
     assert_eq!(json["items"], 4);
