@@ -13,7 +13,7 @@ use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 use transformer_lite::unstable::parallel;
 use transformer_lite::unstable::quant::{
-    ByGroup, ColumnMethod, Format, Integers, Loss, Method, Packed, int4_error, place,
+    ByGroup, ColumnMethod, Format, Loss, Method, Packed, int4_error, place,
 };
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
@@ -300,7 +300,6 @@ impl<'a> Job<'a> {
         let plain = Method::NAMES.into_iter();
         plain
             .map(|(name, method)| ratio(name, &ByGroup::from(method)))
-            .chain([ratio(Integers::NAME, &Integers)])
             .collect()
     }
 }
