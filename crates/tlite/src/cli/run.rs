@@ -120,7 +120,7 @@ pub struct Args {
     ///
     /// DIR holds NAME.npy for each output, or `output_0.pb` and so on, in order. The exit code
     /// is 1 if an output differs.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     compare: Option<PathBuf>,
     /// Largest allowed difference, relative to the range of the reference [default: 0.001, with f16
     /// 0.02]
@@ -134,7 +134,7 @@ pub struct Args {
     )]
     tolerance: Option<f32>,
     /// Number of timed runs
-    #[arg(long, value_name = "N", default_value = "1", value_parser = from_one)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, hide_short_help = true)]
     repeat: NonZeroUsize,
     /// Type of activations on a device [default: f32]
     #[arg(long, value_parser = choices::float(), value_name = "TYPE", hide_short_help = true)]
@@ -161,8 +161,7 @@ const EXAMPLES: &str = "\
 Examples:
   tlite run mobilenetv2 cat.png --image-mean imagenet --labels names.json
   tlite run yolo11n photos --boxes --image-size 640 --image-fit pad
-  tlite run minilm --random --bind batch_size=1,sequence_length=32 -o out
-  tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
+  tlite run minilm --random --bind batch_size=1,sequence_length=32 -o out";
 
 impl Args {
     /// Input files, as arguments and as options.

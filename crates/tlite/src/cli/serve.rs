@@ -17,12 +17,18 @@ use transformer_lite::{BatchOptions, Batcher};
 use transformer_lite_convert::models::ModelStore;
 use transformer_lite_serve::{Address, Engine, ModelSource, ServeOptions, Stop, bind, serve};
 
+const EXAMPLES: &str = "\
+Examples:
+  tlite serve MODEL
+  tlite serve MODEL OTHER --parallel 8
+  tlite serve MODEL --host 0.0.0.0 --api-key KEY";
+
 /// Answer requests over HTTP, in the forms of the OpenAI API
 ///
 /// The first model is loaded at once, each other when a request first names it. Without MODEL,
 /// these are the models that `tlite list` prints.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "Examples:\n  tlite serve MODEL\n  curl http://127.0.0.1:8080/v1/models")]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Models: folders, .gguf files, hf:OWNER/REPO, or names from `tlite list`
     #[arg(value_name = "MODEL")]

@@ -175,8 +175,9 @@ pub struct ValueReport {
     pub dtype: String,
     /// Sizes as expressions.
     pub shape: Vec<String>,
-    /// Elements of a constant of at most 16.
+    /// Elements of a constant of at most 16; a number for a scalar.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<serde_json::Number>>")]
     pub constant: Option<serde_json::Value>,
 }
 

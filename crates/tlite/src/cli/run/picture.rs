@@ -20,7 +20,7 @@ pub struct PictureArgs {
     #[arg(long, value_name = "N", value_parser = multiple, conflicts_with = "image_size", hide_short_help = true)]
     image_multiple: Option<u32>,
     /// How to fit pictures whose aspect ratio differs from the input's [default: stretch]
-    #[arg(long, value_parser = choices::fit(), value_name = "HOW")]
+    #[arg(long, value_parser = choices::fit(), value_name = "HOW", hide_short_help = true)]
     image_fit: Option<Fit>,
     /// Mean color (0 to 1) to subtract, or `imagenet`
     ///
