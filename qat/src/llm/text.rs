@@ -100,6 +100,7 @@ fn write(folder: &Path, settings: &Settings, progress: &mut dyn FnMut(usize)) ->
         sequences: AT_ONCE,
         tokens: None,
         reproducible: true,
+        ..BatchOptions::default()
     };
     let batcher = Batcher::load(folder, &options, &batch)?;
     let tokenizer = batcher.codec().tokenizer();
