@@ -1,6 +1,7 @@
 //! Runs a job and delivers its answers.
 
 use super::metrics::Ended;
+use super::tokens::written;
 use super::{ApiError, Engine, Server, blocking};
 use crate::wire::{ErrorResponse, FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage};
 use axum::response::sse::{Event as Sse, KeepAlive, Sse as SseResponse};
@@ -181,9 +182,8 @@ async fn compiled(
 
 /// The text of the last tokens of a prompt.
 fn end_of(prompt: &[u32], tokenizer: &Tokenizer) -> String {
-    let last = prompt.iter().skip(prompt.len().saturating_sub(8));
-    let bytes = last.flat_map(|id| tokenizer.token(*id).unwrap_or_default().bytes);
-    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+    let (_, last) = prompt.split_at(prompt.len().saturating_sub(8));
+    written(last, tokenizer)
 }
 
 /// Moves the pieces of an answer to its client's channel.

@@ -92,7 +92,7 @@ pub(super) async fn check(State(server): State<Arc<Server>>, request: Request, n
     let asks = request.method() == Method::OPTIONS && origin.is_some();
     let mut response = match guard.check(&request) {
         // A browser asks without the key whether it may send it.
-        _ if asks => (StatusCode::NO_CONTENT, super::empty()).into_response(),
+        _ if asks => StatusCode::NO_CONTENT.into_response(),
         Ok(()) => next.run(request).await,
         Err(e) => e.into_response(),
     };

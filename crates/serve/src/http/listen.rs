@@ -103,17 +103,15 @@ impl Drop for Unlink {
 
 /// A socket that listens. Clients can connect and wait until [`serve`] answers them.
 pub struct Bound {
-    listener: std_listener::Listener,
+    socket: Socket,
     address: Address,
 }
 
-mod std_listener {
-    /// As the standard library makes them, so that binding needs no runtime.
-    pub enum Listener {
-        Tcp(std::net::TcpListener),
-        #[cfg(unix)]
-        Unix(std::os::unix::net::UnixListener, super::Unlink),
-    }
+/// As the standard library makes them, so that binding needs no runtime.
+enum Socket {
+    Tcp(TcpListener),
+    #[cfg(unix)]
+    Unix(std::os::unix::net::UnixListener, Unlink),
 }
 
 impl fmt::Debug for Bound {
@@ -148,7 +146,7 @@ pub fn bind(host: &str, port: u16) -> Result<Bound> {
     let listener = TcpListener::bind(address).map_err(|e| cannot(&address, e))?;
     let address = listener.local_addr().map_err(|e| cannot(&address, e))?;
     Ok(Bound {
-        listener: std_listener::Listener::Tcp(listener),
+        socket: Socket::Tcp(listener),
         address: Address::Tcp(address),
     })
 }
@@ -164,7 +162,7 @@ fn bind_unix(path: &Path) -> Result<Bound> {
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
     Ok(Bound {
-        listener: std_listener::Listener::Unix(listener, Unlink(path.to_owned())),
+        socket: Socket::Unix(listener, Unlink(path.to_owned())),
         address: Address::Unix(path.to_owned()),
     })
 }
@@ -235,13 +233,13 @@ pub(super) fn server(address: &Address, models: Vec<ModelSource>, options: Serve
 
 fn listener(bound: Bound) -> Result<Listener> {
     let failed = |e| cannot(&bound.address, e);
-    Ok(match bound.listener {
-        std_listener::Listener::Tcp(listener) => {
+    Ok(match bound.socket {
+        Socket::Tcp(listener) => {
             listener.set_nonblocking(true).map_err(failed)?;
             Listener::Tcp(tokio::net::TcpListener::from_std(listener).map_err(failed)?)
         }
         #[cfg(unix)]
-        std_listener::Listener::Unix(listener, unlink) => {
+        Socket::Unix(listener, unlink) => {
             listener.set_nonblocking(true).map_err(failed)?;
             Listener::Unix {
                 listener: tokio::net::UnixListener::from_std(listener).map_err(failed)?,

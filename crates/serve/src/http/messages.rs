@@ -1,17 +1,16 @@
 //! `/v1/messages`, Anthropic's form of chats.
 
 use super::answer::{End, Form, Out, Whole, submit};
-use super::{ApiError, JsonBody, Shared, blocking, json};
+use super::tokens::prompt;
+use super::{ApiError, JsonBody, Shared, json, refusal};
 use crate::wire::{
     AnswerBlock, Messages, MessagesError, MessagesResponse, MessagesUsage, Output, Part, StopReason, Usage,
     parse, unique,
 };
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Value, json as value};
-use transformer_lite::Cancel;
 use utoipa::{IntoResponses, ToSchema};
 
 /// The errors of these routes, for their documentation.
@@ -61,10 +60,7 @@ impl From<ApiError> for Failed {
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(&MessagesError::from(self.0));
-        *response.status_mut() = status;
-        response
+        refusal(self.0.status, &MessagesError::from(self.0))
     }
 }
 
@@ -133,14 +129,8 @@ pub(super) async fn count_tokens(State(server): Shared, body: Body) -> Result<Re
     let request: Messages = parse(&body)?;
     let (common, chat) = request.chat()?;
     let (_, engine) = server.models.get(common.model.as_deref()).await?;
-    let limits = server.options.limits;
-    let count = blocking(move || {
-        let job = chat.job(&common, engine.model(), &limits)?;
-        let prompts = job.prompts(engine.batcher.codec(), &Cancel::default())?;
-        Ok(prompts.iter().map(Vec::len).sum())
-    });
     Ok(json(&Count {
-        input_tokens: count.await?,
+        input_tokens: prompt(&server, engine, common, chat).await?.len(),
     }))
 }
 

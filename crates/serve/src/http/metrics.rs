@@ -33,7 +33,7 @@ struct Asked {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct From {
+struct Origin {
     source: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Figures {
     registry: Registry,
     requests: Family<Asked, Counter>,
     answers: Family<Why, Counter>,
-    prompt: Family<From, Counter>,
+    prompt: Family<Origin, Counter>,
     generated: Counter,
     first: Histogram,
     between: Histogram,
@@ -134,7 +134,7 @@ impl Figures {
         self.answers.get_or_create(&Why { why }).inc();
         self.whole.observe(start.elapsed().as_secs_f64());
         let tokens = |source, count: usize| {
-            self.prompt.get_or_create(&From { source }).inc_by(count as u64);
+            self.prompt.get_or_create(&Origin { source }).inc_by(count as u64);
         };
         tokens("cache", metrics.reused_tokens);
         tokens("fed", metrics.prompt_tokens);

@@ -19,7 +19,7 @@ pub use engine::{Engine, ModelSource};
 pub use listen::{Address, Bound, Stop, bind, serve};
 
 use crate::wire::{ApiError, ErrorResponse, Limits};
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::response::{IntoResponse, Response};
@@ -84,15 +84,20 @@ type Shared = State<Arc<Server>>;
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = json(&ErrorResponse { error: self.body });
-        *response.status_mut() = status;
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            let headers = response.headers_mut();
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        refusal(self.status, &ErrorResponse { error: self.body })
     }
+}
+
+/// A response with the error `body`.
+fn refusal(status: u16, body: &impl serde::Serialize) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(body);
+    *response.status_mut() = status;
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        let headers = response.headers_mut();
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 /// A response with a JSON body.
@@ -239,8 +244,3 @@ fn now() -> u64 {
 
 /// Names the version in responses.
 const FINGERPRINT: &str = concat!("tlite-", env!("CARGO_PKG_VERSION"));
-
-/// An empty body, for tests and answers to `OPTIONS`.
-fn empty() -> Body {
-    Body::empty()
-}

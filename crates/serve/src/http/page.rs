@@ -46,18 +46,20 @@ pub(super) fn is_file(path: &str) -> bool {
 /// The routes of the page.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES.iter().fold(Router::new(), |router, file| {
+        let mut hasher = DefaultHasher::new();
+        file.content.hash(&mut hasher);
+        let tag = hasher.finish();
         router.route(
             file.path,
-            get(move |headers: HeaderMap| async move { file.respond(&headers) }),
+            get(move |headers: HeaderMap| async move { file.respond(tag, &headers) }),
         )
     })
 }
 
 impl File {
-    fn respond(&self, headers: &HeaderMap) -> Response {
-        let mut hasher = DefaultHasher::new();
-        self.content.hash(&mut hasher);
-        let tag = format!("\"{:016x}\"", hasher.finish());
+    /// The file, unless the client has the one with this tag.
+    fn respond(&self, tag: u64, headers: &HeaderMap) -> Response {
+        let tag = format!("\"{tag:016x}\"");
         let known = headers.get(header::IF_NONE_MATCH);
         let mut response = match known.is_some_and(|known| known.as_bytes() == tag.as_bytes()) {
             true => StatusCode::NOT_MODIFIED.into_response(),

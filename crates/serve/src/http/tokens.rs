@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use transformer_lite::Cancel;
+use transformer_lite::{Cancel, Tokenizer};
 use utoipa::ToSchema;
 
 /// A text.
@@ -103,20 +103,33 @@ pub(super) async fn apply_template(
 ) -> Result<Response, ApiError> {
     let (common, chat): (Common, Chat) = (parse(&body)?, parse(&body)?);
     let engine = engine(&server, common.model.as_deref()).await?;
-    let limits = server.options.limits;
-    let prompt = blocking(move || {
-        let job = chat.job(&common, engine.model(), &limits)?;
-        let codec = engine.batcher.codec();
-        let tokens = job.prompts(codec, &Cancel::default())?.concat();
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|id| codec.tokenizer().token(*id).unwrap_or_default().bytes)
-            .collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    });
+    let tokens = prompt(&server, engine.clone(), common, chat).await?;
     Ok(json(&Templated {
-        prompt: prompt.await?,
+        prompt: written(&tokens, engine.batcher.codec().tokenizer()),
     }))
+}
+
+/// The tokens of a conversation's prompt.
+pub(super) async fn prompt(
+    server: &Server,
+    engine: Arc<Engine>,
+    common: Common,
+    chat: Chat,
+) -> Result<Vec<u32>, ApiError> {
+    let limits = server.options.limits;
+    blocking(move || {
+        let job = chat.job(&common, engine.model(), &limits)?;
+        Ok(job.prompts(engine.batcher.codec(), &Cancel::default())?.concat())
+    })
+    .await
+}
+
+/// The text of tokens, with the names of special ones.
+pub(super) fn written(tokens: &[u32], tokenizer: &Tokenizer) -> String {
+    let bytes = tokens
+        .iter()
+        .flat_map(|id| tokenizer.token(*id).unwrap_or_default().bytes);
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
 async fn engine(server: &Server, name: Option<&str>) -> Result<Arc<Engine>, ApiError> {

@@ -154,22 +154,20 @@ impl Args {
         let last = model.file_name().filter(|_| model.exists());
         let id = last.map_or_else(|| model.to_string_lossy(), |name| name.to_string_lossy());
         let id = id.strip_suffix(".gguf").unwrap_or(&id).to_owned();
-        let (path, caps) = (folder.dir().to_owned(), self.exec.on.placement().caps().ok());
-        let request = caps.map(|caps| inspect::Request {
-            caps,
-            context: options.context,
-            kv: options.kv,
-            act: options.act,
-            float: options.float,
-            ..inspect::Request::default()
-        });
-        let report = request.map(|request| -> Box<dyn Fn() -> Result<String> + Send + Sync> {
-            Box::new(move || {
-                let report = inspect::inspect(&path, &request)?;
-                let text = serde_json::to_string(&report);
-                text.map_err(|e| Error::caused(Stage::Run, "cannot write the report", e))
-            })
-        });
+        let (path, wanted) = (folder.dir().to_owned(), options.clone());
+        let report = move || {
+            let request = inspect::Request {
+                caps: wanted.place.caps()?,
+                context: wanted.context,
+                kv: wanted.kv,
+                act: wanted.act,
+                float: wanted.float,
+                limits: wanted.limits.clone(),
+                ..inspect::Request::default()
+            };
+            let text = serde_json::to_string(&inspect::inspect(&path, &request)?);
+            text.map_err(|e| Error::caused(Stage::Run, "cannot write the report", e))
+        };
         let load = move || {
             let mut codec = Codec::load(folder.clone())?;
             // Messages of clients must not forge turns of others.
@@ -183,7 +181,7 @@ impl Args {
         Ok(ModelSource {
             id,
             load: Box::new(load),
-            report,
+            report: Some(Box::new(report)),
         })
     }
 }
