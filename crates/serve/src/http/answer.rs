@@ -2,8 +2,10 @@
 
 use super::metrics::Ended;
 use super::tokens::written;
-use super::{ApiError, Engine, Server, blocking};
-use crate::wire::{ErrorResponse, FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage};
+use super::{ApiError, Engine, Server, blocking, now};
+use crate::wire::{
+    Common, ErrorResponse, FinishReason, Job, LogProb, Output, Part, Parts, ToolCall, Usage, unique,
+};
 use axum::response::sse::{Event as Sse, KeepAlive, Sse as SseResponse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::poll_fn;
@@ -104,6 +106,29 @@ pub(super) trait Form: Send + 'static {
     /// An error, which ends the stream.
     fn fail(&mut self, e: ApiError, out: &mut Out) {
         out.data(&ErrorResponse { error: e.body });
+    }
+}
+
+/// What all objects of a response in OpenAI's form name.
+pub(super) struct Head {
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub log_probs: bool,
+    /// A stream ends with the counts of tokens.
+    pub wants_usage: bool,
+}
+
+impl Head {
+    /// For a response whose name begins with `prefix`.
+    pub fn new(prefix: &str, model: String, common: &Common, job: &Job) -> Self {
+        Self {
+            id: format!("{prefix}-{:016x}", unique()),
+            created: now(),
+            model,
+            log_probs: job.wants_log_probs(),
+            wants_usage: common.wants_usage(),
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! `/v1/chat/completions`.
 
-use super::answer::{End, Form, Out, Whole, submit};
+use super::answer::{End, Form, Head, Out, Whole, submit};
 use super::models::Failures;
-use super::{FINGERPRINT, JsonBody, Shared, json, now};
+use super::{FINGERPRINT, JsonBody, Shared, json};
 use crate::wire::{
     ApiError, Chat, ChatBody, ChatChoice, ChatChunk, ChatDelta, ChatMessage, ChatResponse, ChunkChoice,
-    Common, FinishReason, LogProbContent, Output, Part, Usage, parse, unique,
+    Common, FinishReason, LogProbContent, Output, Part, Usage, parse,
 };
 use axum::extract::State;
 use axum::response::Response;
@@ -21,17 +21,13 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
     let (common, chat): (Common, Chat) = (parse(&body)?, parse(&body)?);
     let (model, engine) = server.models.get(common.model.as_deref()).await?;
     let job = chat.job(&common, engine.model(), &server.options.limits)?;
-    let head = Head {
-        id: format!("chatcmpl-{:016x}", unique()),
-        created: now(),
-        model,
-        log_probs: job.wants_log_probs(),
-        wants_usage: common.wants_usage(),
-        calls: BTreeMap::new(),
-    };
+    let head = Head::new("chatcmpl", model, &common, &job);
     let answers = submit(&server, engine, job).await?;
     if common.stream.unwrap_or(false) {
-        return Ok(answers.stream(head));
+        return Ok(answers.stream(Chunks {
+            head,
+            calls: BTreeMap::new(),
+        }));
     }
     let (answers, usage) = answers.whole().await?;
     let choice = |(index, answer): (usize, Whole)| ChatChoice {
@@ -60,25 +56,20 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
     }))
 }
 
-/// What all events of a stream name.
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-    log_probs: bool,
-    /// The stream ends with the counts of tokens.
-    wants_usage: bool,
+/// The events of a stream.
+struct Chunks {
+    head: Head,
     /// Calls of each answer so far.
     calls: BTreeMap<usize, usize>,
 }
 
-impl Head {
+impl Chunks {
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> ChatChunk {
         ChatChunk {
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "chat.completion.chunk",
-            created: self.created,
-            model: self.model.clone(),
+            created: self.head.created,
+            model: self.head.model.clone(),
             choices,
             usage,
             system_fingerprint: FINGERPRINT,
@@ -102,7 +93,7 @@ impl Head {
     }
 }
 
-impl Form for Head {
+impl Form for Chunks {
     fn first(&mut self, index: usize, out: &mut Out) {
         let delta = ChatDelta {
             role: Some("assistant"),
@@ -126,7 +117,7 @@ impl Form for Head {
                 }
             }
         }
-        let logprobs = self.log_probs.then(|| LogProbContent {
+        let logprobs = self.head.log_probs.then(|| LogProbContent {
             content: part.log_prob.into_iter().collect(),
         });
         out.data(&self.with(index, delta, logprobs, None));
@@ -137,7 +128,7 @@ impl Form for Head {
     }
 
     fn close(&mut self, usage: Usage, out: &mut Out) {
-        if self.wants_usage {
+        if self.head.wants_usage {
             out.data(&self.chunk(Vec::new(), Some(usage)));
         }
         out.text("[DONE]");

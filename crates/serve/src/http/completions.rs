@@ -1,11 +1,11 @@
 //! `/v1/completions`.
 
-use super::answer::{End, Form, Out, submit};
+use super::answer::{End, Form, Head, Out, submit};
 use super::models::Failures;
-use super::{FINGERPRINT, JsonBody, Shared, json, now};
+use super::{FINGERPRINT, JsonBody, Shared, json};
 use crate::wire::{
     ApiError, Common, Completion, CompletionBody, CompletionChoice, CompletionLogProbs, CompletionResponse,
-    FinishReason, LogProb, Output, Part, Usage, parse, unique,
+    FinishReason, LogProb, Output, Part, Usage, parse,
 };
 use axum::extract::State;
 use axum::response::Response;
@@ -21,46 +21,37 @@ pub(super) async fn complete(State(server): Shared, JsonBody(body): JsonBody) ->
     let (common, completion): (Common, Completion) = (parse(&body)?, parse(&body)?);
     let (model, engine) = server.models.get(common.model.as_deref()).await?;
     let job = completion.job(&common, engine.model(), &server.options.limits)?;
-    let mut head = Head {
-        id: format!("cmpl-{:016x}", unique()),
-        created: now(),
-        model,
-        log_probs: job.wants_log_probs(),
-        wants_usage: common.wants_usage(),
+    let mut texts = Texts {
+        head: Head::new("cmpl", model, &common, &job),
         offsets: BTreeMap::new(),
     };
     let answers = submit(&server, engine, job).await?;
     if common.stream.unwrap_or(false) {
-        return Ok(answers.stream(head));
+        return Ok(answers.stream(texts));
     }
     let (answers, usage) = answers.whole().await?;
     let mut choices = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
         let finish = answer.finish();
-        choices.push(head.choice(index, answer.text, &answer.log_probs, finish));
+        choices.push(texts.choice(index, answer.text, &answer.log_probs, finish));
     }
-    Ok(json(&head.response(choices, Some(usage))))
+    Ok(json(&texts.response(choices, Some(usage))))
 }
 
-/// What all events of a stream name.
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-    log_probs: bool,
-    /// The stream ends with the counts of tokens.
-    wants_usage: bool,
+/// The texts of a response, whole or in events.
+struct Texts {
+    head: Head,
     /// Characters of each answer so far.
     offsets: BTreeMap<usize, usize>,
 }
 
-impl Head {
+impl Texts {
     fn response(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> CompletionResponse {
         CompletionResponse {
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "text_completion",
-            created: self.created,
-            model: self.model.clone(),
+            created: self.head.created,
+            model: self.head.model.clone(),
             choices,
             usage,
             system_fingerprint: FINGERPRINT,
@@ -75,7 +66,10 @@ impl Head {
         finish_reason: Option<FinishReason>,
     ) -> CompletionChoice {
         let offset = self.offsets.entry(index).or_default();
-        let logprobs = self.log_probs.then(|| CompletionLogProbs::of(log_probs, *offset));
+        let logprobs = self
+            .head
+            .log_probs
+            .then(|| CompletionLogProbs::of(log_probs, *offset));
         *offset += text.chars().count();
         CompletionChoice {
             text,
@@ -86,7 +80,7 @@ impl Head {
     }
 }
 
-impl Form for Head {
+impl Form for Texts {
     fn first(&mut self, _: usize, _: &mut Out) {}
 
     fn part(&mut self, index: usize, part: Part, out: &mut Out) {
@@ -109,7 +103,7 @@ impl Form for Head {
     }
 
     fn close(&mut self, usage: Usage, out: &mut Out) {
-        if self.wants_usage {
+        if self.head.wants_usage {
             out.data(&self.response(Vec::new(), Some(usage)));
         }
         out.text("[DONE]");
